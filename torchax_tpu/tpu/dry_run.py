@@ -355,8 +355,9 @@ def _free_outputs(module: Any) -> list[bool]:
     """For each result of the program whether the compiler may choose its sharding: where none was asked for."""
     from jax._src.lib.mlir import ir
 
-    main = next(op for op in module.body.operations if getattr(op, "name", None) and ir.StringAttr(op.name).value == "main")
-    results = len(main.type.results)
+    functions = [op.operation for op in module.body.operations if op.operation.name == "func.func"]
+    main = next(f for f in functions if ir.StringAttr(f.attributes["sym_name"]).value == "main")
+    results = len(ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value).results)
     try:
         attributes = [ir.DictAttr(a) for a in main.attributes["res_attrs"]]
     except KeyError:

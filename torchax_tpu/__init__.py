@@ -1,0 +1,14 @@
+"""torchax_tpu: PyTorch on whatever JAX runs on. Importing it makes device "jax" work."""
+
+from . import config, errors
+from . import ops as _ops
+from . import copies as _copies, device as _device, methods as _methods, routes as _routes
+from .tensor import Tensor
+
+_device.setup()
+
+__all__ = ["Tensor", "config", "errors"]
+
+
+def _autoload():
+    """Entry point of torch's backend autoload."""

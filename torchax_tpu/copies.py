@@ -1,0 +1,344 @@
+"""Ops that act on tensors rather than arrays: copies across devices, allocation, metadata mutation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from . import convert, dtypes, errors, storage, strides
+from . import tensor as T
+from .registry import aten, special
+from .storage import tracing
+
+
+def _concrete(array, what):
+    if isinstance(array, jax.core.Tracer):
+        raise errors.TraceError(
+            f"{what} needs the values of a tensor while a program is being traced. Keep values on the device "
+            "(torch.where, torch.cond, tensor arithmetic), or move this line out of the jitted function.")
+    return array
+
+
+def to_cpu(tensor, what="copying to the CPU"):
+    """A CPU tensor with the same values; dense permuted strides are kept, as torch does."""
+    out = convert.array_to_cpu(_concrete(storage.read(tensor), what))
+    if not tensor.is_contiguous() and tensor.numel():
+        perm = dense_order(tensor)
+        if perm is not None:
+            fresh = torch.empty_strided(tensor.shape, T.permuted_strides(tuple(tensor.shape), perm), dtype=out.dtype)
+            return fresh.copy_(out)
+    return out
+
+
+def dense_order(tensor):
+    """Axes in memory order if the tensor is dense and not overlapping, else None."""
+    size, stride = tuple(tensor.shape), tensor.stride()
+    perm = sorted(range(len(size)), key=lambda i: (-stride[i], -size[i], i))
+    return tuple(perm) if T.permuted_strides(size, perm) == tuple(
+        s if n != 1 else T.permuted_strides(size, perm)[i] for i, (n, s) in enumerate(zip(size, stride))) else None
+
+
+def _format_perm(tensor_or_size, memory_format, source=None):
+    """Axes order of memory that a memory_format asks for (None: row-major)."""
+    size = tuple(tensor_or_size)
+    if memory_format is torch.channels_last and len(size) == 4:
+        return (0, 2, 3, 1)
+    if memory_format is torch.channels_last_3d and len(size) == 5:
+        return (0, 2, 3, 4, 1)
+    if memory_format in (None, torch.preserve_format) and source is not None and not source.is_contiguous():
+        perm = dense_order(source)
+        return None if perm is None or perm == tuple(range(len(size))) else perm
+    return None
+
+
+def owned(array, device, perm=None):
+    """A tensor that owns ``array``; with ``perm`` its memory runs through the axes in that order."""
+    if perm is None:
+        return T.wrap(array, device)
+    dtype, wide = dtypes.WRAP[array.dtype]
+    out = T._make(T.Tensor, array.shape, T.permuted_strides(array.shape, perm), 0, dtype=dtype, device=device)
+    out._cell, out._view = storage.Cell(array, wide, device), None
+    out._cell.perm = perm
+    if tracing.active is not None:
+        tracing.active.created(out._cell)
+    return out
+
+
+def adopt(target, source):
+    """Make ``target`` (same object) show ``source``'s geometry and storage: set_, resize_, .data =."""
+    torch.Tensor.data.__set__(target, source)
+    target._cell, target._view = source._cell, source._view
+
+
+# ---------------------------------------------------------------- allocation
+
+
+@special(aten.empty.memory_format)
+def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    _check_layout(layout)
+    return _allocate(tuple(size), dtype, device, _format_perm(size, memory_format))
+
+
+def _check_layout(layout):
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"torchax_tpu holds dense tensors only; layout={layout} is not supported. "
+                                  "Keep sparse tensors on the CPU, or use .to_dense().")
+
+
+def _allocate(size, dtype, device, perm=None):
+    for n in size:
+        if n < 0:
+            raise RuntimeError(f"Trying to create tensor with negative dimension {n}: {list(size)}")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    device = T.place(device)
+    out = T.lazy(size, dtype, device, None if perm is None else T.permuted_strides(size, perm))
+    out._cell.perm = perm
+    return out
+
+
+@special(aten.empty_strided.default)
+def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    size, stride = tuple(size), tuple(stride)
+    if stride == T.contiguous(size):
+        return _allocate(size, dtype, device)
+    perm = tuple(sorted(range(len(size)), key=lambda i: (-stride[i], -size[i], i)))
+    if T.permuted_strides(size, perm) == stride:
+        return _allocate(size, dtype, device, perm)
+    base = _allocate((strides.extent(size, stride),), dtype, device)
+    return T.alias(base, size, stride, 0)
+
+
+@special(aten.empty_like.default)
+def empty_like(self, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    device = self.device if device is None else device
+    if torch.device(device).type != self._cell.device.type:
+        return torch.empty_strided(self.shape, self.stride(), dtype=dtype or self.dtype, device=device)
+    return _allocate(tuple(self.shape), dtype or self.dtype, device, _format_perm(self.shape, memory_format, self))
+
+
+@special(aten.new_empty.default)
+def new_empty(self, size, dtype=None, layout=None, device=None, pin_memory=None):
+    return torch.empty(size, dtype=dtype or self.dtype, device=self.device if device is None else device)
+
+
+@special(aten.new_empty_strided.default)
+def new_empty_strided(self, size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+    return torch.empty_strided(size, stride, dtype=dtype or self.dtype, device=self.device if device is None else device)
+
+
+# ---------------------------------------------------------------- copies
+
+
+_convert = {}
+
+
+def _cast(array, dtype):
+    """``array`` in another numpy dtype, by one compiled call."""
+    if array.dtype == dtype:
+        return array
+    if isinstance(array, jax.core.Tracer):
+        return dtypes.cast(array, dtype)
+    fn = _convert.get(dtype)
+    if fn is None:
+        fn = _convert[dtype] = jax.jit(lambda x: dtypes.cast(x, dtype))
+    with storage.x64(array.dtype in dtypes.WIDE or dtype in dtypes.WIDE):
+        return fn(array)
+
+
+@special(aten._to_copy.default)
+def to_copy(self, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
+    _check_layout(layout)
+    device = None if device is None else torch.device(device)
+    mine = isinstance(self, T.Tensor)
+    if device is not None and device.type != T.devices[0].type:
+        if device.type == "meta":
+            return torch.empty_strided(self.shape, self.stride(), dtype=dtype or self.dtype, device="meta")
+        return to_cpu(self).to(dtype=dtype, device=device, copy=False)
+    if not mine:
+        target = T.place(device)
+        array = convert.cpu_to_array(self, target.index)
+        array = array if dtype is None else _cast(array, dtypes.to_jax(dtype))
+        return owned(array, target, _format_perm(self.shape, memory_format, self))
+    target = self._cell.device if device is None else T.place(device)
+    array = storage.read(self)
+    if target is not self._cell.device:
+        array = convert.to_array_on(array, target.index)
+    if dtype is not None:
+        array = _cast(array, dtypes.to_jax(dtype))
+    return owned(array, target, _format_perm(self.shape, memory_format, self))
+
+
+@special(aten.clone.default)
+def clone(self, memory_format=None):
+    # Arrays are immutable: the clone starts with the very same one, and either side's next write parts them.
+    return owned(storage.read(self), self._cell.device, _format_perm(self.shape, memory_format, self))
+
+
+@special(aten.copy_.default)
+def copy_(self, src, non_blocking=False):
+    if not isinstance(self, T.Tensor):  # CPU <- device
+        return self.copy_(to_cpu(src))
+    want = dtypes.to_jax(self.dtype)
+    if isinstance(src, T.Tensor):
+        array = storage.read(src)
+        if src._cell.device is not self._cell.device:
+            array = convert.to_array_on(array, self._cell.device.index)
+    else:
+        array = convert.cpu_to_array(src, self._cell.device.index)
+    if array.dtype != want:
+        array = _cast(array, want)
+    if array.shape != tuple(self.shape):
+        array = _broadcast(array, tuple(self.shape))
+    storage.write(self, array)
+    return self
+
+
+_broadcasts = {}
+
+
+def _broadcast(array, shape):
+    if isinstance(array, jax.core.Tracer):
+        return _broadcast_to(array, shape)
+    fn = _broadcasts.get(shape)
+    if fn is None:
+        fn = _broadcasts[shape] = jax.jit(lambda x: _broadcast_to(x, shape))
+    with storage.x64(array.dtype in dtypes.WIDE):
+        return fn(array)
+
+
+def _broadcast_to(array, shape):
+    extra = array.ndim - len(shape)
+    if extra > 0 and all(n == 1 for n in array.shape[:extra]):
+        array = jnp.reshape(array, array.shape[extra:])
+    try:
+        return jnp.broadcast_to(array, shape)
+    except ValueError:
+        raise RuntimeError(f"The size of tensor a {list(shape)} must match the size of tensor b {list(array.shape)}: "
+                           "copy_ can't broadcast the source over the destination") from None
+
+
+@special(aten._copy_from.default)
+def copy_from(self, dst, non_blocking=False):
+    return dst.copy_(self)
+
+
+@special(aten._copy_from_and_resize.default)
+def copy_from_and_resize(self, dst):
+    dst.resize_(self.shape)
+    return dst.copy_(self)
+
+
+@special(aten._local_scalar_dense.default)
+def item(self):
+    return np.asarray(_concrete(storage.read(self), ".item()")).item()
+
+
+# ---------------------------------------------------------------- lazy bits
+
+
+@special(aten._conj.default)
+def conj(self):
+    out = T.alias(self, *T.geometry(self), flip=jnp.conj)
+    torch._C._set_conj(out, not self.is_conj())
+    return out
+
+
+@special(aten._neg_view.default)
+def neg_view(self):
+    out = T.alias(self, *T.geometry(self), flip=jnp.negative)
+    torch._C._set_neg(out, not self.is_neg())
+    return out
+
+
+# ---------------------------------------------------------------- metadata mutation
+
+
+def _reshaped_in_place(view_op):
+    def run(self, *args, **kwargs):
+        adopt(self, view_op(self, *args, **kwargs))
+        return self
+
+    return run
+
+
+for _inplace, _view in ((aten.t_.default, aten.t.default), (aten.transpose_.default, aten.transpose.int),
+                        (aten.squeeze_.default, aten.squeeze.default), (aten.squeeze_.dim, aten.squeeze.dim),
+                        (aten.squeeze_.dims, aten.squeeze.dims), (aten.unsqueeze_.default, aten.unsqueeze.default),
+                        (aten.as_strided_.default, aten.as_strided.default), (aten.swapaxes_.default, aten.transpose.int),
+                        (aten.swapdims_.default, aten.transpose.int), (aten.detach_.default, aten.detach.default)):
+    special(_inplace)(_reshaped_in_place(_view))
+
+
+def _grow(cell, numel, dtype):
+    """Make the storage hold at least ``numel`` elements; old contents stay in front."""
+    have = storage.storage_numel(cell, dtype)
+    if have >= numel:
+        return
+    with storage.x64(cell.wide):
+        if cell.array is None:
+            cell.lazy = ((numel,), np.dtype(dtype))
+            return
+        array = storage.cell_array(cell)
+        flat = jnp.reshape(array if cell.perm is None else jnp.transpose(array, cell.perm), (-1,))
+        if tracing.active is not None:
+            tracing.active.note(cell)
+        cell.array, cell.perm = jnp.concatenate([flat, jnp.zeros(numel - flat.size, flat.dtype)]), None
+    cell.version += 1
+
+
+def set_geometry(self, size, stride, offset):
+    """Give ``self`` new geometry over its own storage, growing the storage if need be."""
+    cell = self._cell
+    whole_before = self._view is None
+    need = strides.extent(size, stride, offset)
+    # A cell whose array changes shape may be shared by tensors which are "the whole cell": pin those to views.
+    if whole_before and (cell.array.shape if cell.array is not None else cell.lazy[0]) != size or \
+            storage.storage_numel(cell, dtypes.to_jax(self.dtype)) < need:
+        _grow(cell, need, dtypes.to_jax(self.dtype))
+    adopt(self, T.alias(self, tuple(size), tuple(stride), offset))
+
+
+@special(aten.resize_.default)
+def resize_(self, size, memory_format=None):
+    size = tuple(size)
+    if size == tuple(self.shape):
+        return self
+    cell, numel = self._cell, math.prod(size)
+    if self._view is None and cell.array is None and numel >= math.prod(cell.lazy[0]):
+        fresh = T.lazy(size, self.dtype, cell.device)
+        cell.lazy, cell.perm = (size, cell.lazy[1]), None
+        fresh._cell = cell
+        adopt(self, fresh)
+        return self
+    perm = _format_perm(size, memory_format)
+    stride = T.contiguous(size) if perm is None else T.permuted_strides(size, perm)
+    set_geometry(self, size, stride, T.geometry(self)[2])
+    return self
+
+
+@special(aten.resize_as_.default)
+def resize_as_(self, the_template, memory_format=None):
+    return self.resize_(the_template.shape)
+
+
+@special(aten.set_.source_Tensor)
+def set_tensor(self, source):
+    adopt(self, T.alias(source, *T.geometry(source)))
+    return self
+
+
+@special(aten.set_.source_Tensor_storage_offset)
+def set_tensor_geometry(self, source, storage_offset, size, stride=()):
+    size = tuple(size)
+    stride = tuple(stride) or T.contiguous(size)
+    _grow(source._cell, strides.extent(size, stride, storage_offset), dtypes.to_jax(self.dtype))
+    adopt(self, T.alias(source, size, stride, storage_offset))
+    return self
+
+
+@special(aten.set_.default)
+def set_empty(self):
+    adopt(self, T.lazy((0,), self.dtype, self._cell.device))
+    return self

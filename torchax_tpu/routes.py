@@ -1,0 +1,306 @@
+"""The lookup order: declared, derived from the schema, decomposed, host fallback, named error.
+
+`find(overload)` returns the handler that `__torch_dispatch__` memoises.
+"""
+
+import warnings
+
+import torch
+from torch._decomp import decomposition_table
+
+from . import config, dtypes, errors, registry, storage, views
+from . import tensor as T
+from .convert import cpu_to_array
+from .registry import SPECIAL, TABLE, VIEWS, Op
+from .storage import Inline, tracing
+
+CompositeImplicit = torch._C.DispatchKey.CompositeImplicitAutograd
+host_calls = {}  # overload name -> how often it ran on the host (torchax_tpu.metrics)
+resolved = {}  # overload -> how it was resolved, for documents and tests
+HOST_ONLY = set()  # overloads whose decomposition must not be used (ops/host.py)
+
+
+def find(func):
+    """The memoised handler of ``func``."""
+    handler, how = resolve(func)
+    resolved[func] = how
+    T.HANDLERS[func] = handler
+    return handler
+
+
+def resolve(func):
+    """(handler, how it came about) along the lookup order."""
+    if func in SPECIAL:
+        fn = SPECIAL[func]
+        return (lambda args, kwargs: fn(*args, **kwargs)), "special"
+    if func in VIEWS or func in views.BY_META:
+        return make_view_handler(func, VIEWS.get(func)), "view"
+    op = TABLE.get(func)
+    how = "declared"
+    if op is None:
+        op, how = derive(func), "derived"
+    if op is not None:
+        return T.make_handler(op), how
+    if func in HOST_ONLY:
+        return host_handler(func), "fallback"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), CompositeImplicit):
+        return (lambda args, kwargs: func.decompose(*args, **kwargs)), "composite"
+    if func in decomposition_table and not registry.mutated_args(func):
+        return decomposed(func, decomposition_table[func]), "decomposed"
+    if func.namespace == "prims" and hasattr(func, "_overloadpacket"):
+        return (lambda args, kwargs: func.prim_impl(*args, **kwargs) if hasattr(func, "prim_impl")
+                else func.op.impl_aten(*args, **kwargs)), "decomposed"
+    if registry.mutated_args(func) and registry.functional_twin(func) is not None:
+        return through_twin(func, registry.functional_twin(func)), "derived"
+    return host_handler(func), "fallback"
+
+
+# ---------------------------------------------------------------- views
+
+
+def make_view_handler(func, fast):
+    """A view: new geometry over the same storage, no device work."""
+
+    def handler(args, kwargs):
+        self = args[0]
+        size, stride, offset = T.geometry(self)
+        g = views.Geometry(size, stride, offset)
+        try:
+            if fast is None:
+                raise views.Unsure
+            out = fast(g, *args[1:], **kwargs)
+        except views.Unsure:
+            g.dtype = self.dtype
+            out = views.by_meta(func, g, storage.storage_numel(self._cell, dtypes.to_jax(self.dtype)), args[1:], kwargs)
+        if type(out) is list:
+            return [T.alias(self, o.size, o.stride, o.offset, o.dtype) for o in out]
+        if out.offset and strides_exceed(self, out):
+            raise RuntimeError(f"{func}: size {list(out.size)}, stride {list(out.stride)}, offset {out.offset} need more "
+                               "elements than the storage holds")
+        return T.alias(self, out.size, out.stride, out.offset, out.dtype)
+
+    return handler
+
+
+def strides_exceed(tensor, g):
+    from .strides import extent
+    return extent(g.size, g.stride, g.offset) > storage.storage_numel(
+        tensor._cell, dtypes.to_jax(g.dtype or tensor.dtype))
+
+
+# ---------------------------------------------------------------- derivation
+
+
+def derive(func):
+    """An Op for an in-place, out= or foreach overload, from the functional op it belongs to."""
+    if func in TABLE:
+        return TABLE[func]
+    twin = registry.functional_twin(func)
+    if twin is not None:
+        base = TABLE.get(twin) or derive(twin)
+        if base is not None and not base.host:
+            return _like(func, base)
+    element = registry.foreach_element(func)
+    if element is not None:
+        base = TABLE.get(element) or derive(element)
+        if base is not None:
+            return foreach_op(func, base)
+    return None
+
+
+def _like(func, base):
+    return Op(func, base.impl, rule=base.rule, static=base.static, jit=base.jit, random=base.random, wide=base.wide,
+              layout=base.layout, shape_only=base.shape_only & {a.name for a in func._schema.arguments},
+              origin="derived")
+
+
+def foreach_op(func, base):
+    """One program for a whole list: the element op mapped over it inside the jit."""
+    from .dispatch import apply
+
+    kinds = {a.name: str(a.type) for a in func._schema.arguments}
+    names = [a.name for a in func._schema.arguments if not a.kwarg_only]
+
+    def impl(*args, **kwargs):
+        listed = [n for n, a in zip(names, args) if kinds[n].startswith("List")]
+        count = len(args[0])
+        for n, a in zip(names, args):
+            if n in listed and len(a) != count:
+                raise RuntimeError(f"Tensor lists must have the same number of tensors, got {count} and {len(a)}")
+        out = []
+        for i in range(count):
+            row = [a[i] if n in listed else a for n, a in zip(names, args)]
+            out.append(apply(base, row, kwargs))
+        return out
+
+    return Op(func, impl, static=base.static, wide=base.wide, origin="derived")
+
+
+def through_twin(func, twin):
+    """In-place or out= of an op that has no declared form: run the functional op, then write."""
+    written = registry.mutated_args(func)
+    schema = func._schema
+    out_names = [a.name for a in schema.arguments if a.name in written and a.kwarg_only]
+
+    def handler(args, kwargs):
+        given = dict(kwargs)
+        outs = [given.pop(n) for n in out_names]
+        result = twin(*args, **given)
+        if not out_names:
+            target = args[0]
+            if isinstance(target, (list, tuple)):
+                for t, r in zip(target, result):
+                    _write_checked(t, r, func)
+                return None
+            _write_checked(target, result, func)
+            return target
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if len(outs) == 1 and isinstance(outs[0], (list, tuple)):
+            outs = list(outs[0])
+        for t, r in zip(outs, results):
+            T.write_out(t, storage.read(r), func)
+        if not schema.returns:
+            return None
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return handler
+
+
+def _write_checked(target, result, func):
+    from .dispatch import fit
+    array = storage.read(result)
+    with storage.x64(target._cell.wide or result._cell.wide):
+        storage.write(target, fit(array, T.t_struct(target), Op(func, None)))
+
+
+# ---------------------------------------------------------------- decomposition
+
+
+class NeedsEager(Exception):
+    """A decomposition can't be one program (it draws random numbers or reads values)."""
+
+
+class _Inline(Inline):
+    def number(self, value):
+        return value
+
+    def draw(self, index, generator):
+        raise NeedsEager
+
+
+def decomposed(func, decomposition):
+    """torch's own decomposition, run once over tracers so that it becomes one compiled program."""
+    def impl(*args, **kwargs):
+        outer, tracing.active = tracing.active, _Inline()
+        try:
+            with torch.no_grad():
+                out = decomposition(*_tensors(args), **{k: _tensors(v) for k, v in kwargs.items()})
+        finally:
+            tracing.active = outer
+        return _arrays(out)
+
+    program = T.make_handler(Op(func, impl, inline=True, wide="int", origin="decomposed"))
+    eager = []
+
+    def handler(args, kwargs):
+        if not eager:
+            try:
+                return program(args, kwargs)
+            except (NeedsEager, errors.TraceError):
+                eager.append(True)
+            except RuntimeError as e:
+                if isinstance(e.__cause__, (NeedsEager, errors.TraceError)):
+                    eager.append(True)
+                else:
+                    raise
+        return decomposition(*args, **kwargs)
+
+    return handler
+
+
+def _tensors(x):
+    if hasattr(x, "aval") or type(x).__name__ == "ArrayImpl":
+        return T.wrap(x, T.devices[0])
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_tensors, x))
+    return x
+
+
+def _arrays(x):
+    if isinstance(x, T.Tensor):
+        return storage.read(x)
+    if isinstance(x, torch.Tensor):
+        return cpu_to_array(x)
+    if isinstance(x, (list, tuple)):
+        return [_arrays(v) for v in x] if isinstance(x, list) else tuple(map(_arrays, x))
+    return x
+
+
+# ---------------------------------------------------------------- host
+
+
+def host_handler(func):
+    """Run torch's CPU kernel on copies; counted, warned once per op, refusable."""
+    name = str(func)
+    written = registry.mutated_args(func)
+
+    def handler(args, kwargs):
+        if config.fallback == "error":
+            raise errors.FallbackError(f"{func} has no JAX form and torchax_tpu.config.fallback is 'error' "
+                                       f"(called with {T.signature(args, kwargs)})")
+        if name not in host_calls:
+            host_calls[name] = 0
+            if config.fallback == "warn":
+                warnings.warn(f"torchax_tpu: {func} runs on the host (no JAX form); the data moves to the CPU and back. "
+                              "torchax_tpu.config.fallback = 'error' makes this an error.", stacklevel=3)
+        host_calls[name] += 1
+        return run_on_host(func, args, kwargs, written)
+
+    return handler
+
+
+def run_on_host(func, args, kwargs, written):
+    from .copies import to_cpu
+    moved = []
+    device = [None]
+
+    def down(x):
+        if isinstance(x, T.Tensor):
+            device[0] = device[0] or x._cell.device
+            c = to_cpu(x, f"{func} on the host")
+            moved.append((x, c))
+            return c
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(down, x))
+        if isinstance(x, torch.device) and x.type == T.devices[0].type:
+            device[0] = device[0] or T.place(x)
+            return torch.device("cpu")
+        return x
+
+    names = [a.name for a in func._schema.arguments]
+    cargs, ckwargs = down(args), {k: down(v) for k, v in kwargs.items()}
+    try:
+        out = func(*cargs, **ckwargs)
+    except NotImplementedError as e:
+        raise errors.UnsupportedOpError(f"{func} has neither a JAX form nor a CPU kernel: {e}") from None
+    place = device[0] or T.devices[0]
+    given, cgiven = dict(zip(names, args)) | kwargs, dict(zip(names, cargs)) | ckwargs
+    for n in written:
+        if given.get(n) is not None:
+            for t, c in zip(given[n], cgiven[n]) if isinstance(given[n], (list, tuple)) else ((given[n], cgiven[n]),):
+                if t.shape != c.shape:
+                    t.resize_(c.shape)
+                t.copy_(c)
+    by_id = {id(c): t for t, c in moved}
+
+    def up(x):
+        if isinstance(x, torch.Tensor):
+            return by_id[id(x)] if id(x) in by_id else T.wrap(cpu_to_array(x, place.index), place)
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(up, x)) if type(x) in (list, tuple) else type(x)(map(up, x))
+        return x
+
+    return up(out)
+
+
+T.find = find

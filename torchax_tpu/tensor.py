@@ -1,0 +1,564 @@
+"""The tensor subclass: unwrap arguments, run the op's compiled program, wrap results.
+
+Each ATen overload gets a handler, built once and memoised; `__torch_dispatch__` only calls it.
+"""
+
+import jax
+import torch
+from jax import ShapeDtypeStruct
+
+from . import dispatch, dtypes, errors, storage, strides
+from .dispatch import ARRAY, CONST, LIST, Program
+from .registry import DROP, GENERATOR, SCALAR, SCALARS, STATIC, TENSOR, TENSORS
+from .storage import Cell, View, tracing
+from . import random as streams
+
+_make = torch.Tensor._make_wrapper_subclass
+_WRAP = dtypes.WRAP
+HANDLERS = {}  # OpOverload -> handler(args, kwargs); filled by routes.py through `find`
+devices = [None]  # index -> torch.device("<name>", index), set by device.py
+
+
+class Tensor(torch.Tensor):
+    """A torch.Tensor whose values are a jax.Array. Made by factories with device="jax" and `.to("jax")`."""
+
+    __slots__ = ("_cell", "_view")
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        handler = HANDLERS.get(func)
+        if handler is None:
+            handler = find(func)
+        return handler(args, kwargs or {})
+
+
+def find(func):
+    """Build and memoise the handler of an overload (routes.py puts the real one here)."""
+    raise errors.UnsupportedOpError(f"{func}: the op tables are not loaded")
+
+
+# ---------------------------------------------------------------- making tensors
+
+
+def wrap(array, device):
+    """A new tensor that owns a new storage holding ``array``."""
+    dtype, wide = _WRAP[array.dtype]
+    tensor = _make(Tensor, array.shape, dtype=dtype, device=device)
+    cell = tensor._cell = Cell(array, wide, device)
+    tensor._view = None
+    if tracing.active is not None:
+        tracing.active.created(cell)
+    return tensor
+
+
+def from_array(array, index=0, requires_grad=False):
+    """A tensor on device ``index`` that shares the (immutable) ``array``."""
+    if getattr(array, "weak_type", False):
+        array = jax.lax.convert_element_type(array, array.dtype)
+    tensor = wrap(array, devices[index])
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def lazy(size, dtype, device, stride=None):
+    """An uninitialised tensor: no device work until it is read or written."""
+    size = tuple(size)
+    jdt = dtypes.to_jax(dtype)
+    if stride is None:
+        tensor = _make(Tensor, size, dtype=dtype, device=device)
+    else:
+        tensor = _make(Tensor, size, strides=stride, dtype=dtype, device=device)
+    cell = tensor._cell = Cell(None, dtype in dtypes.WIDE_TORCH, device)
+    cell.lazy = (size, jdt)
+    tensor._view = None
+    return tensor
+
+
+_contiguous = {}
+
+
+def contiguous(size):
+    """Memoised row-major strides."""
+    s = _contiguous.get(size)
+    if s is None:
+        if len(_contiguous) > 65536:
+            _contiguous.clear()
+        s = _contiguous[size] = strides.contiguous_strides(size)
+    return s
+
+
+def geometry(tensor):
+    """(size, stride, offset) in elements of the tensor's dtype, as plain tuples."""
+    view, cell = tensor._view, tensor._cell
+    if view is not None:
+        return view.size, view.stride, view.offset
+    size = cell.array.shape if cell.array is not None else cell.lazy[0]
+    if cell.perm is None:
+        return size, contiguous(size), 0
+    return size, permuted_strides(size, cell.perm), 0
+
+
+def permuted_strides(size, perm):
+    """Strides of a dense tensor whose memory runs through its axes in the order ``perm``."""
+    inner = strides.contiguous_strides([size[p] for p in perm])
+    out = [0] * len(size)
+    for p, s in zip(perm, inner):
+        out[p] = s
+    return tuple(out)
+
+
+def alias(tensor, size, stride, offset, dtype=None, flip=None):
+    """A tensor over the same storage with other geometry (and dtype): what a view op returns."""
+    cell = tensor._cell
+    dtype = tensor.dtype if dtype is None else dtype
+    out = _make(Tensor, size, stride, offset, dtype=dtype, device=cell.device)
+    out._cell = cell
+    own = tensor._view
+    flip = flip if own is None or own.flip is None else own.flip if flip is None else (
+        None if flip is own.flip else lambda x, f=flip, g=own.flip: f(g(x)))
+    out._view = None if flip is None and _is_whole(cell, size, stride, offset, dtype) else View(
+        size, stride, offset, dtypes.TO_JAX[dtype], flip)
+    return out
+
+
+def _is_whole(cell, size, stride, offset, dtype):
+    array = cell.array
+    have, jdt = (array.shape, array.dtype) if array is not None else cell.lazy
+    if offset or have != size or dtypes.TO_JAX[dtype] != jdt:
+        return False
+    return stride == (contiguous(size) if cell.perm is None else permuted_strides(size, cell.perm))
+
+
+# ---------------------------------------------------------------- errors
+
+
+def explain(func, args, kwargs, error):
+    """The error a user should see: torch's own from its meta kernel if it refuses too, else ours."""
+    if isinstance(error, (errors.TorchaxTpuError, IndexError, NotImplementedError)):
+        return error
+    try:
+        _on_meta(func, args, kwargs)
+    except Exception as torch_error:  # torch's class, and torch's words with the op and shapes added
+        if isinstance(torch_error, NotImplementedError):
+            return _ours(func, args, kwargs, error)
+        return _with_context(torch_error, func, args, kwargs)
+    return _ours(func, args, kwargs, error)
+
+
+def _with_context(error, func, args, kwargs):
+    message = f"{error} (in {func}, called with {signature(args, kwargs)})"
+    try:
+        return type(error)(message)
+    except Exception:
+        return RuntimeError(message)
+
+
+def _ours(func, args, kwargs, error):
+    if isinstance(error, jax.errors.JAXTypeError):  # a tracer where Python needs a value
+        return errors.TraceError(
+            f"{func} needs a concrete value while a program is being traced ({str(error).splitlines()[0]}). "
+            "Use torch.where, torch.cond or masks instead of Python control flow on tensor values.")
+    kind = type(error) if isinstance(error, (RuntimeError, IndexError, ValueError, TypeError)) else RuntimeError
+    if kind not in (RuntimeError, IndexError, ValueError, TypeError):
+        kind = RuntimeError
+    if isinstance(error, (TypeError, ValueError)):
+        kind = RuntimeError
+    return kind(f"{func}: {error} (called with {signature(args, kwargs)})")
+
+
+def _to_meta(x):
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(_to_meta, x))
+    if isinstance(x, torch.device):
+        return torch.device("meta")
+    return x
+
+
+def _on_meta(func, args, kwargs):
+    return func(*_to_meta(args), **{k: _to_meta(v) for k, v in kwargs.items() if k != "generator"})
+
+
+def signature(args, kwargs):
+    """Shapes, dtypes and values of a call, for messages."""
+    parts = [_show(a) for a in args] + [f"{k}={_show(v)}" for k, v in kwargs.items()]
+    return "(" + ", ".join(parts) + ")"
+
+
+def _show(x):
+    if isinstance(x, torch.Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} on {x.device}"
+    if isinstance(x, (list, tuple)):
+        return "[" + ", ".join(map(_show, x)) + "]"
+    return repr(x)
+
+
+def foreign(value, device, func):
+    """The array of a tensor that isn't ours: a 0-d CPU tensor joins in, others are on the wrong device."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() == 0 and value.device.type == "cpu":
+            from .convert import cpu_to_array  # late: convert builds on this module's tensors
+            return cpu_to_array(value)
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, "
+            f"{device or devices[0]} and {value.device}! ({func}; move it with .to({str(device or devices[0])!r}))")
+    raise TypeError(f"{func}: expected a tensor, got {type(value).__name__}")
+
+
+# ---------------------------------------------------------------- handlers
+
+
+_NUMBERS = frozenset({int, float, bool, complex})
+
+
+def make_handler(op):
+    """The function that runs ``op``: collects arrays and static arguments, finds the program, calls it."""
+    kinds, kwkinds, cache, func = op.positional_kinds(), op.kinds, op.cache, op.overload
+    names, shape_only = op.names, op.shape_only
+    finish, into = make_finish(op)
+    always, on_int = op.wide is True, op.wide == "int"
+    random, jit, inline = op.random, op.jit, op.inline
+    read, get, scalar_array = storage.read, cache.get, dispatch.scalar_array
+    shaped = bool(shape_only)
+
+    def handler(args, kwargs):
+        active = tracing.active
+        arrays, statics = [], []
+        device, wide, scalars = None, always, None
+        i = 0
+        for a in args:
+            kind = kinds[i]
+            if kind == TENSOR:
+                cell = getattr(a, "_cell", None)
+                if cell is not None:
+                    if device is None:
+                        device = cell.device
+                    elif device is not cell.device:
+                        raise _two_devices(func, device, cell.device)
+                    wide = wide or cell.wide
+                    if shaped and names[i] in shape_only:
+                        statics += (i, tuple(a.shape), a.dtype)
+                    else:
+                        arr = cell.array
+                        if a._view is not None or active is not None or arr is None:
+                            arr = read(a)
+                        arrays.append(arr)
+                elif a is None:
+                    statics += (i, None)
+                elif type(a) in _NUMBERS and type(a) is not bool and not inline:
+                    if scalars is None:
+                        scalars = []
+                    scalars.append(len(arrays))
+                    arrays.append(a)
+                elif type(a) in _NUMBERS:
+                    statics += (i, type(a), repr(a))
+                else:
+                    arr = foreign(a, device, func)
+                    wide = wide or arr.dtype in dtypes.WIDE
+                    arrays.append(arr)
+            elif kind == STATIC:
+                t = type(a)
+                statics += (i, tuple(a) if t is list else repr(a) if t is float else a)
+                if a in dtypes.WIDE_TORCH if t is torch.dtype else False:
+                    wide = True
+            elif kind == SCALAR:
+                if type(a) is bool or a is None:
+                    statics += (i, repr(a))
+                else:
+                    if scalars is None:
+                        scalars = []
+                    scalars.append(len(arrays))
+                    arrays.append(a)
+            elif kind == TENSORS:
+                device, wide = _gather(a, i, arrays, statics, device, wide, active, func)
+            elif kind == SCALARS:
+                statics += (i, "n", len(a))
+                if scalars is None:
+                    scalars = []
+                for v in a:
+                    scalars.append(len(arrays))
+                    arrays.append(v)
+            i += 1
+        generator = None
+        if kwargs:
+            for name, a in kwargs.items():
+                kind = kwkinds[name]
+                if kind == STATIC:
+                    t = type(a)
+                    statics += (name, tuple(a) if t is list else repr(a) if t is float else a)
+                    if t is torch.dtype and a in dtypes.WIDE_TORCH:
+                        wide = True
+                elif kind == SCALAR:
+                    if type(a) is bool or a is None:
+                        statics += (name, repr(a))
+                    else:
+                        statics += (name, "s")
+                        if scalars is None:
+                            scalars = []
+                        scalars.append(len(arrays))
+                        arrays.append(a)
+                elif kind == GENERATOR:
+                    generator = a
+                elif kind == DROP:
+                    if name == "device" and a is not None and device is None:
+                        device = a
+                elif kind == TENSOR and name not in op.mutates:
+                    statics += (name, a is None)
+                    if a is not None:
+                        cell = getattr(a, "_cell", None)
+                        if cell is None:
+                            arr = foreign(a, device, func)
+                            wide = wide or arr.dtype in dtypes.WIDE
+                        else:
+                            device = cell.device if device is None else device
+                            wide = wide or cell.wide
+                            arr = read(a)
+                        arrays.append(arr)
+                elif kind == TENSORS and name not in op.mutates:
+                    device, wide = _gather(a, name, arrays, statics, device, wide, active, func)
+                elif kind == SCALARS:
+                    statics += (name, "n", len(a))
+                    scalars = scalars or []
+                    for v in a:
+                        scalars.append(len(arrays))
+                        arrays.append(v)
+        if on_int and not wide:
+            for arr in arrays:
+                if hasattr(arr, "dtype"):
+                    wide = arr.dtype.kind in "iub"
+                    break
+        if scalars is not None:
+            if active is None:
+                if not wide:
+                    for k in scalars:
+                        if dispatch.needs_wide(arrays[k]):
+                            wide = True
+                for k in scalars:
+                    arrays[k] = scalar_array(arrays[k], wide)
+            else:
+                for k in scalars:
+                    arrays[k] = active.number(arrays[k])
+        if device is None or device not in _known:
+            device = place(device)
+        key = (i, *statics) if statics else i
+        program = get(key)
+        if program is None:
+            program = cache[key] = build(op, args, kwargs, into)
+        if random:
+            arrays[:0] = draw(active, device, generator)
+        if not jit and active is not None and active.lifts:
+            raise errors.TraceError(f"{func} has a result whose shape depends on values; it can't be part of a traced "
+                                    f"program. {ADVICE.get(func._schema.name, 'Use masks or torch.where instead.')}")
+        try:
+            if wide:
+                with jax.enable_x64(True):
+                    out = program.call(*arrays)
+            else:
+                out = program.call(*arrays)
+        except Exception as error:
+            cause = explain(func, args, kwargs, error)
+            if cause is error:
+                raise
+            raise cause from error
+        return finish(out, args, kwargs, device)
+
+    return handler
+
+
+ADVICE = {"aten::nonzero": "Use torch.where(mask, a, b), or torch.nonzero_static(mask, size=...)."}
+_known = set()  # the torch.device objects in `devices`: results carry these very objects
+
+
+def place(device):
+    """The canonical device object (with an index) for what a caller gave."""
+    if device is None:
+        return devices[streams_current()]
+    device = torch.device(device)
+    index = streams_current() if device.index is None else device.index
+    if index >= len(devices):
+        raise RuntimeError(f"device {device} is out of range: this process has {len(devices)} "
+                           f"{devices[0].type!r} device(s), 0 to {len(devices) - 1}")
+    return devices[index]
+
+
+current = [0]
+
+
+def streams_current():
+    """Index of the current device."""
+    return current[0]
+
+
+def _two_devices(func, a, b):
+    return RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {a} and {b}! "
+                        f"({func})")
+
+
+def _gather(tensors, where, arrays, statics, device, wide, active, func):
+    """Collect a list of (optional) tensors; its pattern of Nones becomes part of the key."""
+    pattern = []
+    for t in tensors or ():
+        if t is None:
+            pattern.append(None)
+            continue
+        cell = getattr(t, "_cell", None)
+        if cell is None:
+            arr = foreign(t, device, func)
+            wide = wide or arr.dtype in dtypes.WIDE
+        else:
+            if device is None:
+                device = cell.device
+            elif device is not cell.device:
+                raise _two_devices(func, device, cell.device)
+            wide = wide or cell.wide
+            arr = cell.array
+            if t._view is not None or active is not None or arr is None:
+                arr = storage.read(t)
+        pattern.append(True)
+        arrays.append(arr)
+    statics += (where, len(pattern) if None not in pattern else tuple(pattern), tensors is None)
+    return device, wide
+
+
+def draw(active, device, generator):
+    """Key data and counter for one random op."""
+    if active is not None:
+        return active.draw(device.index, generator)
+    if generator is not None:
+        return streams.generator_draw(generator)
+    return streams.next_draw(device.index)
+
+
+def build(op, args, kwargs, into):
+    """The program for the static arguments of this call."""
+    count = 0
+
+    def array():
+        nonlocal count
+        count += 1
+        return (ARRAY, count - 1)
+
+    def slot(name, kind, a):
+        if kind == TENSOR:
+            if a is None:
+                return (CONST, None)
+            if name in op.shape_only:
+                return (CONST, ShapeDtypeStruct(tuple(a.shape), dtypes.to_jax(a.dtype)))
+            if type(a) in _NUMBERS and (op.inline or type(a) is bool):
+                return (CONST, a)
+            return array()
+        if kind == SCALAR:
+            return (CONST, a) if a is None or type(a) is bool else array()
+        if kind == TENSORS:
+            return (CONST, None) if a is None else (LIST, [(CONST, None) if t is None else array() for t in a])
+        if kind == SCALARS:
+            return (LIST, [array() for _ in a])
+        return (CONST, tuple(a) if type(a) is list else a)
+
+    slots = [slot(n, k, a) for n, k, a in zip(op.names, op.positional_kinds(), args) if k not in (DROP, GENERATOR)]
+    keyword = [(n, slot(n, op.kinds[n], a)) for n, a in kwargs.items()
+               if op.kinds[n] not in (DROP, GENERATOR) and not (n in op.mutates and n in op.kwonly)]
+    return Program(op, slots, keyword, into)
+
+
+# ---------------------------------------------------------------- results
+
+
+def make_finish(op):
+    """(function that turns program results into what torch expects, whether the program casts into self)."""
+    returns = op.overload._schema.returns
+    mutates = op.mutates
+    if not mutates:
+        if op.host:
+            return (lambda out, args, kwargs, device: _host(out)), False
+        if len(returns) == 1:
+            if str(returns[0].type) == "List[Tensor]":
+                return (lambda out, args, kwargs, device: [wrap(o, device) for o in out]), False
+            return (lambda out, args, kwargs, device: wrap(out, device)), False
+        return _finish_many, False
+    first = op.overload._schema.arguments[0]
+    if mutates == (first.name,) and len(returns) == 1 and returns[0].alias_info is not None:
+        return _finish_inplace, True
+    if mutates == (first.name,) and not returns and str(first.type) == "List[Tensor]":
+        return _finish_inplace_list, True
+    return _finish_mixed(op), False
+
+
+def _host(out):
+    if isinstance(out, jax.core.Tracer):
+        raise errors.TraceError("a Python bool or number was asked of a traced tensor; use torch.where or torch.cond")
+    return out.item()
+
+
+def _finish_many(out, args, kwargs, device):
+    return tuple(None if o is None else [wrap(x, device) for x in o] if isinstance(o, list) else wrap(o, device)
+                 for o in out)
+
+
+def _finish_inplace(out, args, kwargs, device):
+    target = args[0]
+    if target._view is None and tracing.active is None:
+        cell = target._cell
+        cell.array = out
+        cell.version += 1
+    else:
+        storage.write(target, out)
+    return target
+
+
+def _finish_inplace_list(out, args, kwargs, device):
+    for target, o in zip(args[0], out):
+        storage.write(target, o)
+
+
+def _finish_mixed(op):
+    """out= variants and ops which return fresh results next to written arguments."""
+    returns, mutates, names = op.overload._schema.returns, op.mutates, op.names
+    fresh = sum(r.alias_info is None for r in returns)
+    args_schema = {a.name: a for a in op.overload._schema.arguments}
+    is_out = all(args_schema[m].kwarg_only for m in mutates)
+
+    def finish(out, args, kwargs, device):
+        given = dict(zip(names, args)) | kwargs
+        out = tuple(out) if isinstance(out, (tuple, list)) else (out,)
+        if is_out and len(mutates) == 1 and str(args_schema[mutates[0]].type) == "List[Tensor]":
+            out = (list(out),)
+        results = [wrap(o, device) if o is not None else None for o in out[:fresh]]
+        values = iter(out[fresh:])
+        for m in mutates:
+            target = given.get(m)
+            if target is None:
+                continue
+            value = next(values)
+            for t, v in zip(target, value) if isinstance(target, (list, tuple)) else ((target, value),):
+                write_out(t, v, op.overload) if is_out else storage.write(t, dispatch.fit(v, t_struct(t), op))
+        written = iter(given[m] for m in mutates if given.get(m) is not None)
+        fresh_results = iter(results)
+        final = [next(written) if r.alias_info is not None else next(fresh_results) for r in returns]
+        return None if not final else final[0] if len(final) == 1 else tuple(final)
+
+    return finish
+
+
+def t_struct(t):
+    """Shape and array dtype of a tensor."""
+    return ShapeDtypeStruct(tuple(t.shape), dtypes.to_jax(t.dtype))
+
+
+def write_out(target, value, func):
+    """Write a result into an out= tensor: resized if its shape differs, cast if torch allows it."""
+    if getattr(target, "_cell", None) is None:
+        raise RuntimeError(f"{func}: Expected out tensor to be on {devices[0]}, but got {target.device}")
+    have = dtypes.TO_TORCH[value.dtype]
+    if not torch.can_cast(have, target.dtype):
+        raise RuntimeError(f"{func}: result type {dispatch._name(have)} can't be cast to the desired output type "
+                           f"{dispatch._name(target.dtype)}")
+    if tuple(target.shape) != tuple(value.shape):
+        if target.numel():
+            import warnings
+            warnings.warn(f"An output with one or more elements was resized since it had shape {list(target.shape)}, "
+                          f"which does not match the required output shape {list(value.shape)}.", stacklevel=2)
+        target.resize_(value.shape)
+    with storage.x64(target._cell.wide or value.dtype in dtypes.WIDE):
+        storage.write(target, dtypes.cast(value, dtypes.to_jax(target.dtype)))
