@@ -180,6 +180,13 @@ class NeedsEager(Exception):
     """A decomposition can't be one program (it draws random numbers or reads values)."""
 
 
+class Circular(Exception):
+    """A decomposition leads back to its own op."""
+
+
+_open = []  # overloads whose decompositions are being traced
+
+
 class _Inline(Inline):
     def number(self, value):
         return value
@@ -191,28 +198,41 @@ class _Inline(Inline):
 def decomposed(func, decomposition):
     """torch's own decomposition, run once over tracers so that it becomes one compiled program."""
     def impl(*args, **kwargs):
+        if func in _open:  # the decomposition came back to the op itself: there is no other way than the host
+            raise Circular
         outer, tracing.active = tracing.active, _Inline()
+        _open.append(func)
         try:
             with torch.no_grad():
                 out = decomposition(*_tensors(args), **{k: _tensors(v) for k, v in kwargs.items()})
         finally:
             tracing.active = outer
+            _open.remove(func)
         return _arrays(out)
 
     program = T.make_handler(Op(func, impl, inline=True, wide="int", origin="decomposed"))
-    eager = []
+    eager, host = [], []
 
     def handler(args, kwargs):
+        if host:
+            return host[0](args, kwargs)
         if not eager:
             try:
                 return program(args, kwargs)
-            except (NeedsEager, errors.TraceError):
-                eager.append(True)
-            except RuntimeError as e:
-                if isinstance(e.__cause__, (NeedsEager, errors.TraceError)):
-                    eager.append(True)
-                else:
+            except Exception as e:
+                causes = []
+                while e is not None:
+                    causes.append(e)
+                    e = e.__cause__
+                if any(isinstance(c, Circular) for c in causes):
+                    if _open:
+                        raise
+                    host.append(host_handler(func))
+                    resolved[func] = "fallback"
+                    return host[0](args, kwargs)
+                if not any(isinstance(c, (NeedsEager, errors.TraceError)) for c in causes):
                     raise
+                eager.append(True)
         return decomposition(*args, **kwargs)
 
     return handler

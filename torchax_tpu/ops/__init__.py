@@ -1,5 +1,7 @@
-"""Every op family, imported for its declarations."""
+"""Every op family, imported for its declarations. How to add an op: README.md here."""
 
-from . import elementwise
+import importlib
+import pkgutil
 
-__all__ = ["elementwise"]
+for _module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")

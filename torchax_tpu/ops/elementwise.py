@@ -39,7 +39,7 @@ def mm(self, mat2):
 def sum_(self, dim=None, keepdim=False, dtype=None):
     if dtype is None and self.dtype.kind in "iub":
         self = self.astype(jnp.int64)
-    return jnp.sum(self, axis=tuple(dim) if dim else None, keepdims=keepdim)
+    return jnp.sum(self, axis=(tuple(dim) if dim and self.ndim else None), keepdims=keepdim)
 
 
 @op(aten.ones_like.default, shape_only=("self",))
