@@ -10,7 +10,7 @@ JOBS   ?= 2
 TORCH  ?= 2.13.0
 
 PY  := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+PIP := $(PY) -m pip install -qq --disable-pip-version-check
 
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax

@@ -198,8 +198,6 @@ class _Inline(Inline):
 def decomposed(func, decomposition):
     """torch's own decomposition, run once over tracers so that it becomes one compiled program."""
     def impl(*args, **kwargs):
-        if func in _open:  # the decomposition came back to the op itself: there is no other way than the host
-            raise Circular
         outer, tracing.active = tracing.active, _Inline()
         _open.append(func)
         try:
@@ -214,6 +212,8 @@ def decomposed(func, decomposition):
     eager, host = [], []
 
     def handler(args, kwargs):
+        if func in _open:  # the decomposition came back to the op itself: there is no other way than the host
+            raise Circular
         if host:
             return host[0](args, kwargs)
         if not eager:
