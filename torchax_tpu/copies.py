@@ -147,6 +147,12 @@ def _cast(array, dtype):
         return fn(array)
 
 
+def _from_cpu(tensor, index):
+    """A CPU tensor's values as an array; under jit an input that is read afresh at each call."""
+    lift = getattr(tracing.active, "host_tensor", None)
+    return convert.cpu_to_array(tensor, index) if lift is None else lift(tensor)
+
+
 @special(aten._to_copy.default)
 def to_copy(self, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     _check_layout(layout)
@@ -158,7 +164,7 @@ def to_copy(self, dtype=None, layout=None, device=None, pin_memory=None, non_blo
         return to_cpu(self).to(dtype=dtype, device=device, copy=False)
     if not mine:
         target = T.place(device)
-        array = convert.cpu_to_array(self, target.index)
+        array = _from_cpu(self, target.index)
         array = array if dtype is None else _cast(array, dtypes.to_jax(dtype))
         return owned(array, target, _format_perm(self.shape, memory_format, self))
     target = self._cell.device if device is None else T.place(device)
@@ -186,7 +192,7 @@ def copy_(self, src, non_blocking=False):
         if src._cell.device is not self._cell.device:
             array = convert.to_array_on(array, self._cell.device.index)
     else:
-        array = convert.cpu_to_array(src, self._cell.device.index)
+        array = _from_cpu(src, self._cell.device.index)
     if array.dtype != want:
         array = _cast(array, want)
     if array.shape != tuple(self.shape):

@@ -79,6 +79,9 @@ class Inline:
     def created(self, cell):
         pass
 
+    def saw(self, tensor):
+        pass
+
 
 def memory_shape(cell):
     """Shape of the cell's array in memory order."""
@@ -138,6 +141,8 @@ def cell_array(cell):
 def read(tensor):
     """The tensor's values as a jax.Array (or tracer) of its shape and dtype."""
     cell, view = tensor._cell, tensor._view
+    if tracing.active is not None:
+        tracing.active.saw(tensor)
     if view is None:
         return cell_array(cell)
     if view.version == cell.version and view.array is not None and tracing.active is None:

@@ -199,7 +199,8 @@ def foreign(value, device, func):
     if isinstance(value, torch.Tensor):
         if value.dim() == 0 and value.device.type == "cpu":
             from .convert import cpu_to_array  # late: convert builds on this module's tensors
-            return cpu_to_array(value)
+            lift = getattr(tracing.active, "host_tensor", None)
+            return cpu_to_array(value) if lift is None else lift(value)
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, "
             f"{device or devices[0]} and {value.device}! ({func}; move it with .to({str(device or devices[0])!r}))")

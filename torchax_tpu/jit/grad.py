@@ -1,0 +1,94 @@
+"""Differentiating a jitted function from outside: a compiled forward and a compiled backward.
+
+While the function is traced, torch.autograd.grad of its results is traced with it, for
+cotangents that are inputs. JAX's partial evaluation then splits that one jaxpr: what doesn't
+depend on cotangents is the forward (its results, and residuals), the rest is the backward.
+So gradients are torch's own formulas.
+"""
+
+import jax
+import torch
+from jax.extend.core import jaxpr_as_fun
+from jax._src.interpreters.partial_eval import partial_eval_jaxpr_nounits
+
+from .. import dtypes, storage
+from .. import tensor as T
+
+
+class Differentiable:
+    """The backward half of a program: what it differentiates, and by which results."""
+
+    def __init__(self):
+        self.outs = []  # positions of the results that carry gradients
+        self.ins = []  # ("leaf", i) or ("tensor", tensor) per differentiated input
+        self.avals = []  # aval of each cotangent
+        self.present = []  # whether the input gets a gradient
+
+    def trace(self, trace, flat, leaves):
+        """Trace the backward; returns the gradient arrays (without the absent ones)."""
+        outs = [(i, t) for i, t in enumerate(flat) if isinstance(t, T.Tensor) and t.requires_grad and t.grad_fn is not None
+                and trace.is_fresh(t._cell)]
+        inputs = [(("leaf", i), t) for i, t in enumerate(leaves) if isinstance(t, T.Tensor) and t.requires_grad]
+        known = {id(t) for _, t in inputs}
+        inputs += [(("tensor", t), t) for t, _ in trace.tensors.values()
+                   if t.requires_grad and t.is_leaf and id(t) not in known]
+        if not outs or not inputs:
+            return []
+        cotangents = []
+        for _, t in outs:
+            array = trace.value(None, tuple(t.shape), dtypes.to_jax(t.dtype))
+            trace.sources[-1].kind = "cotangent"
+            cotangents.append(T.wrap(array, t._cell.device))
+            self.avals.append((tuple(t.shape), t.dtype))
+        grads = torch.autograd.grad([t for _, t in outs], [t for _, t in inputs], cotangents, allow_unused=True)
+        self.outs = [i for i, _ in outs]
+        self.ins = [k for k, _ in inputs]
+        self.present = [g is not None for g in grads]
+        return [storage.read(g) for g in grads if g is not None]
+
+    def split(self, pure, avals, unknown, count, wide):
+        """Compile forward and backward from the joint program with ``count`` forward outputs."""
+        with storage.x64(wide):
+            joint = jax.make_jaxpr(pure)(*avals)
+            total = len(joint.out_avals)
+            forward, backward, out_unknown, residuals = partial_eval_jaxpr_nounits(
+                joint, unknown, [False] * count + [True] * (total - count))
+        if any(out_unknown[:count]):
+            raise RuntimeError("a forward result depends on a cotangent; this is a fault of torchax_tpu.jit")
+        self.forward = jax.jit(jaxpr_as_fun(forward))
+        self.backward = jax.jit(jaxpr_as_fun(backward))
+        self.count, self.wide = count, wide
+
+    def run(self, program, leaves):
+        """Execute the forward under autograd; returns the result leaves."""
+        inputs = [leaves[w] if k == "leaf" else w for k, w in self.ins]
+        rest = []
+        carried = _Call.apply(self, program, leaves, rest, *inputs)
+        flat = rest[0]
+        for i, t in zip(self.outs, carried):
+            flat[i] = t
+        return flat
+
+
+class _Call(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, half, program, leaves, rest, *inputs):
+        arrays = program.inputs(leaves)
+        with storage.x64(half.wide):
+            out = half.forward(*arrays)
+        flat = program.land(out[: half.count], leaves)
+        ctx.half, ctx.residuals = half, out[half.count:]
+        ctx.device = inputs[0]._cell.device
+        rest.append(flat)
+        ctx.set_materialize_grads(True)
+        return tuple(flat[i] for i in half.outs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *cotangents):
+        half = ctx.half
+        arrays = [storage.read(c) for c in cotangents]
+        with storage.x64(half.wide):
+            out = list(half.backward(*ctx.residuals, *arrays))
+        grads = [T.wrap(out.pop(0), ctx.device) if p else None for p in half.present]
+        return (None, None, None, None, *grads)
