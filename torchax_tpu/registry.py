@@ -31,13 +31,15 @@ class Op:
         layout: "elementwise" if results follow the inputs' strides.
         shape_only: names of tensors of which only shape and dtype matter (zeros_like); they are
             never read, and arrive as jax.ShapeDtypeStruct.
+        mutates: names of the written arguments, from the schema unless the op knows better
+            (native_batch_norm writes its running statistics though its schema doesn't say so).
     """
 
     __slots__ = ("overload", "impl", "rule", "static", "jit", "random", "wide", "host", "layout",
                  "shape_only", "origin", "names", "kinds", "kwonly", "mutates", "cache", "inline")
 
     def __init__(self, overload, impl, rule=None, static=(), jit=True, random=False, wide=False, host=False,
-                 layout=None, shape_only=(), origin="declared", inline=False):
+                 layout=None, shape_only=(), origin="declared", inline=False, mutates=None):
         self.overload, self.impl, self.rule = overload, impl, rule
         self.static, self.jit, self.random, self.wide = frozenset(static), jit, random, wide
         self.host, self.layout, self.shape_only, self.origin = host, layout, frozenset(shape_only), origin
@@ -50,7 +52,7 @@ class Op:
                 self.kwonly[a.name] = kind
             else:
                 self.names.append(a.name)
-        self.mutates = mutated_args(overload)
+        self.mutates = mutated_args(overload) if mutates is None else tuple(mutates)
         self.cache = {}
 
     def positional_kinds(self):

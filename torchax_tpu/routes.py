@@ -8,10 +8,10 @@ import warnings
 import torch
 from torch._decomp import decomposition_table
 
-from . import config, dtypes, errors, registry, storage, views
+from . import config, dtypes, errors, fastpath, indices, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
-from .registry import SPECIAL, TABLE, VIEWS, Op
+from .registry import SPECIAL, TABLE, VIEWS, Op, aten
 from .storage import Inline, tracing
 
 CompositeImplicit = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -40,7 +40,7 @@ def resolve(func):
     if op is None:
         op, how = derive(func), "derived"
     if op is not None:
-        return T.make_handler(op), how
+        return indices.checked(func, fastpath.make(op, T.make_handler(op))), how
     if func in HOST_ONLY:
         return host_handler(func), "fallback"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), CompositeImplicit):
@@ -60,6 +60,7 @@ def resolve(func):
 
 def make_view_handler(func, fast):
     """A view: new geometry over the same storage, no device work."""
+    strided = func is aten.as_strided.default  # only there can the caller ask for more than the storage holds
 
     def handler(args, kwargs):
         self = args[0]
@@ -74,7 +75,7 @@ def make_view_handler(func, fast):
             out = views.by_meta(func, g, storage.storage_numel(self._cell, dtypes.to_jax(self.dtype)), args[1:], kwargs)
         if type(out) is list:
             return [T.alias(self, o.size, o.stride, o.offset, o.dtype) for o in out]
-        if out.offset and strides_exceed(self, out):
+        if strided and strides_exceed(self, out):
             raise RuntimeError(f"{func}: size {list(out.size)}, stride {list(out.stride)}, offset {out.offset} need more "
                                "elements than the storage holds")
         return T.alias(self, out.size, out.stride, out.offset, out.dtype)

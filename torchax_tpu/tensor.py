@@ -532,6 +532,8 @@ def _finish_mixed(op):
             if target is None:
                 continue
             value = next(values)
+            if value is None:  # the op left this argument as it was
+                continue
             for t, v in zip(target, value) if isinstance(target, (list, tuple)) else ((target, value),):
                 write_out(t, v, op.overload) if is_out else storage.write(t, dispatch.fit(v, t_struct(t), op))
         written = iter(given[m] for m in mutates if given.get(m) is not None)

@@ -20,7 +20,8 @@ os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
 
 
 def compile_for(request):
-    """The answer to one request: {"text", "memory", "kind", "devices"} or {"stage", "error"}."""
+    """The answer to one request: {"text", "memory", "kind", "devices"}, or {"stage", "error"} where the stage is
+    "topology", "devices" or "compile"."""
     import numpy as np
     from jax.experimental import topologies
 
@@ -41,7 +42,7 @@ def compile_for(request):
         partitions = int(module.operation.attributes["mhlo.num_partitions"])
         if partitions > len(devices):
             error = f"the program is sharded over {partitions} devices; {request['topology']} has {len(devices)}"
-            return {"stage": "topology", "error": error}
+            return {"stage": "devices", "error": error}
         used = devices[:partitions]
         options = compiler.get_compile_options(
             num_replicas=1,

@@ -279,11 +279,15 @@ _OUT_OF_MEMORY = (
 )
 
 
+_STACK = re.compile(r"\s*@\s+0x|.*https?://symbolize|.* RAW: ")  # a C++ stack and the talk of its crash handler
+
+
 def _too_large(error: str, chip: Chip, common: dict[str, Any]) -> DryRun:
     """The report for a program that doesn't fit in HBM. Any other refusal is raised as TpuCompileError."""
     match = next((m for pattern in _OUT_OF_MEMORY if (m := pattern.search(error))), None)
     if match is None:
-        raise TpuCompileError(f"the TPU compiler refuses this program for {common['topology']}: {error}")
+        said = re.split(r":?\s+@\s+0x", error)[0]  # without the C++ stack
+        raise TpuCompileError(f"the TPU compiler refuses this program for {common['topology']}: {said}")
     scale = {"": 1, "K": 1024, "M": 1024**2, "G": GIB, "T": 1024 * GIB}
     needed, available = (int(float(match[i]) * scale[match[i + 1]]) for i in (1, 3))
     message = (
@@ -337,7 +341,9 @@ def _compile(lowered: Any, topology: str, options: dict[str, str], timeout: floa
         with open(paths["answer"]) as file:
             answer = json.load(file)
     if answer.get("stage") == "topology":
-        raise TopologyError(f"TPU topology {topology!r}: {answer['error']}. Valid: {_FORMS}")
+        raise TopologyError(f"no TPU topology {topology!r}: {answer['error']}. Valid: {_FORMS}")
+    if answer.get("stage") == "devices":
+        raise TopologyError(answer["error"])
     return answer, partitions
 
 
@@ -345,9 +351,9 @@ def _crash(done: subprocess.CompletedProcess, topology: str) -> str:
     how = f"exit status {done.returncode}"
     if done.returncode < 0:
         how = signal.Signals(-done.returncode).name
-    stderr = done.stderr.splitlines()
-    checks = [line for line in stderr if re.match(r"F\d{4} |.*Check failed", line)]  # libtpu's fatal lines
-    said = "\n".join(checks[:3] or stderr[-15:])
+    stderr = [line for line in done.stderr.splitlines() if not _STACK.match(line)]
+    checks = [line for line in stderr if re.match(r"F\d{4}|\*\*\*|.*Check failed", line)]  # libtpu's fatal lines
+    said = "\n".join(checks[:3] or stderr[-10:])
     return f"the TPU compiler ended ({how}) while compiling for {topology}; this process is unharmed. It said:\n{said}"
 
 
@@ -369,12 +375,18 @@ def _lower(fn: Callable, args: Sequence, kwargs: Mapping) -> Any:
     """`fn` traced for these arguments and lowered for TPU (jax.stages.Lowered). Nothing runs."""
     import jax
 
-    if hasattr(fn, "trace") and hasattr(fn, "lower"):  # what jax.jit returned: keep its static and donated arguments
-        return fn.trace(*args, **kwargs).lower(lowering_platforms=("tpu",))
-    pure, avals, donated = program_of(fn, args, kwargs)
-    wide = any(getattr(a, "dtype", None) is not None and a.dtype.itemsize == 8 and a.dtype.kind in "iuf" for a in avals)
+    if not (hasattr(fn, "trace") and hasattr(fn, "lower")):
+        pure, args, donated = program_of(fn, args, kwargs)
+        fn, kwargs = jax.jit(pure, donate_argnums=tuple(donated)), {}
+    # else it is what jax.jit returned: keep its static and donated arguments
+    dtypes = [str(getattr(leaf, "dtype", "")) for leaf in jax.tree.leaves((args, kwargs))]
+    wide = any(dtype in ("int64", "uint64", "float64", "complex128") for dtype in dtypes)
     with jax.enable_x64(wide or jax.config.jax_enable_x64):  # else the trace would narrow the 64-bit inputs
-        return jax.jit(pure, donate_argnums=tuple(donated)).trace(*avals).lower(lowering_platforms=("tpu",))
+        traced = fn.trace(*args, **kwargs)
+        try:
+            return traced.lower(lowering_platforms=("tpu",))
+        except NotImplementedError as error:  # JAX has no TPU rule for an op, e.g. eig
+            raise TpuCompileError(f"JAX can't lower this program for TPU: {error}") from error
 
 
 def program_of(fn: Callable, args: Sequence, kwargs: Mapping) -> tuple[Callable, Sequence, Sequence[int]]:

@@ -47,7 +47,9 @@ _FREE = {
     "domain", "send-done", "recv-done",
 } | {f"{name}-done" for name in COLLECTIVES}  # fmt: skip
 
+# They launch nothing. X64: halves of 64-bit values taken apart and put together.
 _FREE_CUSTOM_CALLS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}
+_X64_CUSTOM_CALLS = {"X64SplitLow", "X64SplitHigh", "X64Combine"}
 _PASS_THROUGH = {"copy", "bitcast", "convert", "reshape", "copy-done", "copy-start", "optimization-barrier"}
 
 
@@ -333,6 +335,12 @@ def hbm_bytes_of(module: Module, instruction: Instruction, computation: Computat
         return sum(s.bytes for s in shapes if s.space == HBM) * (2 if opcode == "all-reduce-start" else 1)
     if opcode in ("iota", "broadcast", "rng-bit-generator") and not instruction.operands:
         return sum(s.bytes for s in shapes if s.space == HBM)
+    if opcode == "custom-call" and instruction.target in _X64_CUSTOM_CALLS:  # renaming, unless it crosses to or from VMEM
+        halves = shapes if instruction.target != "X64Combine" else [
+            shape for name in instruction.operands for shape in computation.instructions[name].shapes
+        ]  # fmt: skip
+        wholes = [computation.operand(instruction, 0).shapes[0]] if halves is shapes else shapes
+        return sum(s.bytes for s in halves if (s.space == HBM) != (wholes[0].space == HBM))
     body = module.called(instruction) if opcode == "fusion" else None
     total = 0
     for i, name in enumerate(instruction.operands):
@@ -549,13 +557,14 @@ def _kernel(module: Module, instruction: Instruction, computation: Computation, 
             collectives.append((kind, max(operands, results)))
     custom = ""
     if instruction.opcode == "custom-call":
-        custom = instruction.target
+        custom = instruction.target if instruction.target not in _X64_CUSTOM_CALLS else ""
         if custom == "tpu_custom_call":  # Pallas and XLA's own kernels: the instruction's name says which
             custom = re.sub(r"(\.\d+|\.clone)+$", "", instruction.name)
         if custom == "online-softmax" and len(instruction.operands) >= 2:  # softmax(scores) @ values
             scores, values = (computation.operand(instruction, i).shapes[0].dims for i in (0, 1))
             flops += 2 * math.prod(scores) * values[-1]
     dma = instruction.opcode in ("copy-start", "slice-start", "dynamic-slice-start")
+    dma |= instruction.target in _X64_CUSTOM_CALLS
     operands = (computation.instructions[name].shapes for name in instruction.operands)
     scalar = not body and all(not s.dims for shapes in (instruction.shapes, *operands) for s in shapes)
     return Kernel(
