@@ -1,0 +1,198 @@
+"""Index arguments on their way to the compiled ops: CPU index tensors, boolean masks, range checks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from . import config, errors, storage
+from . import tensor as T
+from .ops import indexing
+from .registry import SPECIAL, TABLE, Op, aten, mutated_args
+
+_MASKS = frozenset({torch.bool, torch.uint8})
+_masked_write = jax.jit(indexing.masked_write, static_argnums=(2, 4))
+_masked_rows = jax.jit(indexing.masked_rows, static_argnums=(2, 4))
+
+
+def _plain(indices):
+    """Whether every index is an integer tensor on the device (the compiled path takes them as they are)."""
+    for t in indices:
+        if t is not None and (type(t) is not T.Tensor or t.dtype in _MASKS):
+            return False
+    return True
+
+
+def _on_device(self, indices, func):
+    if not isinstance(self, T.Tensor):
+        raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({self.device}) "
+                           f"({func})")
+    device = self._cell.device
+    return [t if t is None or isinstance(t, T.Tensor) else t.to(device) for t in indices]
+
+
+def _check_mask(self, mask, at):
+    for k, n in enumerate(mask.shape):
+        if at + k >= self.dim():
+            raise IndexError(f"too many indices for tensor of dimension {self.dim()}")
+        if n != self.shape[at + k]:
+            raise IndexError(f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the "
+                             f"indexed tensor {list(self.shape)} at index {at + k}")
+
+
+def _true(mask, func):
+    """Integer index tensors of a mask's true elements."""
+    array = storage.read(mask)
+    if isinstance(array, jax.core.Tracer):
+        raise errors.TraceError(f"{func} with a boolean mask has a result whose shape depends on values; it can't be part "
+                                "of a traced program. Use torch.where(mask, x, 0), or x[mask] = scalar.")
+    device = mask._cell.device
+    return [T.wrap(a, device) for a in indexing.find_true(jnp.reshape(array, mask.shape or (1,)))]
+
+
+def expand(self, indices, func):
+    """Index tensors without masks; the mask's dims become one integer index each, as in torch."""
+    out = []
+    for t in _on_device(self, indices, func):
+        if t is None or t.dtype not in _MASKS:
+            out.append(t)
+            continue
+        if t.dim() == 0:
+            raise IndexError(f"{func}: 0-dim masks take part through unsqueeze")
+        _check_mask(self, t, len(out))
+        out.extend(_true(t, func))
+    return out
+
+
+def _derived(func):
+    """The compiled handler of an overload, leaving aside that it is special."""
+    op = TABLE.get(func)
+    if op is None:
+        base = TABLE[aten._index_put_impl.default if "impl" in str(func) else aten.index_put.default]
+        op = Op(func, base.impl, origin="derived")
+    return T.make_handler(op)
+
+
+def _reader(func):
+    run = _derived(func)
+
+    def index(self, indices):
+        if not _plain(indices) or type(self) is not T.Tensor:
+            indices = expand(self, indices, func)
+        if config.check_indices:
+            _check_all(self, indices)
+        return run((self, indices), {})
+
+    return index
+
+
+def _writer(func):
+    run = _derived(func)
+    inplace = bool(mutated_args(func))
+
+    def index_put(self, indices, values, accumulate=False, unsafe=False):
+        if not _plain(indices) or type(self) is not T.Tensor:
+            indices = _on_device(self, indices, func)
+            masks = [d for d, t in enumerate(indices) if t is not None]
+            if len(masks) == 1 and indices[masks[0]].dtype in _MASKS and indices[masks[0]].dim():
+                out = _write_masked(self, indices[masks[0]], masks[0], values, accumulate, func)
+                if out is not None:
+                    if not inplace:
+                        return T.wrap(out, self._cell.device)
+                    storage.write(self, out)
+                    return self
+            indices = expand(self, indices, func)
+        if config.check_indices:
+            _check_all(self, indices)
+        return run((self, indices, values, accumulate), {})
+
+    return index_put
+
+
+def _write_masked(self, mask, lead, values, accumulate, func):
+    """The new array of ``x[..., mask] = values`` if it needs no values of the mask, else None."""
+    _check_mask(self, mask, lead)
+    if values.dtype != self.dtype:
+        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {self.dtype} for the "
+                           f"destination and {values.dtype} for the source.")
+    array = storage.read(self)
+    at = values.dim() - (self.dim() - lead - mask.dim()) - 1
+    if at < 0 or values.shape[at] == 1 and at <= lead:
+        write = _masked_write
+    elif isinstance(storage.read(mask), jax.core.Tracer):
+        write = _masked_rows
+    else:
+        return None
+    new = storage.read(values) if isinstance(values, T.Tensor) else T.foreign(values, self._cell.device, func)
+    with storage.x64(self._cell.wide):
+        try:
+            return write(array, storage.read(mask), lead, new, bool(accumulate))
+        except (ValueError, TypeError) as e:
+            raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to the "
+                               f"places of a mask of shape {list(mask.shape)} in {list(self.shape)}") from e
+
+
+for _func in (aten.index.Tensor, aten._unsafe_index.Tensor):
+    SPECIAL[_func] = _reader(_func)
+for _func in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+              aten._unsafe_index_put.default):
+    SPECIAL[_func] = _writer(_func)
+
+
+# ---------------------------------------------------------------- range checks (config.check_indices)
+
+
+@jax.jit
+def _bad(index, lo, hi):
+    wrong = (index < lo) | (index >= hi)
+    return jnp.any(wrong), jnp.reshape(index, (-1,))[jnp.argmax(jnp.reshape(wrong, (-1,)))]
+
+
+def check(index, n, dim, negative=True):
+    """IndexError if an index tensor holds a value out of range; nothing under a trace."""
+    array = storage.read(index) if isinstance(index, T.Tensor) else None
+    if array is None or isinstance(array, jax.core.Tracer) or not array.size or array.dtype.kind not in "iu":
+        return
+    with storage.x64(array.dtype.itemsize == 8):
+        wrong, value = _bad(array, np.array(-n if negative else 0, np.int32), np.array(n, np.int32))
+    if wrong:
+        raise IndexError(f"index {int(value)} is out of bounds for dimension {dim} with size {n}")
+
+
+def _check_all(self, indices):
+    for d, t in enumerate(indices):
+        if t is not None:
+            check(t, self.shape[d], d)
+
+
+# op name -> (index argument, whether negative indices count from the end); the dimension is ``dim``.
+_ALONG = {"gather": ("index", False), "scatter": ("index", False), "scatter_add": ("index", False),
+          "scatter_reduce": ("index", False), "index_select": ("index", False), "index_add": ("index", False),
+          "index_copy": ("index", False), "index_fill": ("index", True), "index_reduce": ("index", False)}
+_FLAT = {"take": ("index", True), "put": ("index", True)}
+_ROWS = {"embedding": ("weight", "indices"), "_embedding_bag": ("weight", "indices"),
+         "_embedding_bag_forward_only": ("weight", "indices"), "embedding_renorm": ("self", "indices")}
+
+
+def checked(func, handler):
+    """``handler`` with the range check of config.check_indices in front, for the ops that take index tensors."""
+    name = func._schema.name.split("::")[1].removesuffix("_")
+    if name not in _ALONG and name not in _FLAT and name not in _ROWS:
+        return handler
+    names = [a.name for a in func._schema.arguments]
+
+    def run(args, kwargs):
+        if config.check_indices:
+            given = dict(zip(names, args)) | kwargs
+            if name in _ALONG:
+                what, negative = _ALONG[name]
+                shape, dim = given["self"].shape, given["dim"]
+                check(given[what], shape[dim] if shape else 1, dim, negative)
+            elif name in _FLAT:
+                check(given["index"], given["self"].numel(), 0)
+            else:
+                weight, what = _ROWS[name]
+                check(given[what], given[weight].shape[0], 0, False)
+        return handler(args, kwargs)
+
+    return run
