@@ -65,7 +65,7 @@ class Guard(torch._C._acc.DeviceGuard):
 
 def factory(op, *args, **kwargs):
     """Ops without a tensor argument reach the backend key, not __torch_dispatch__."""
-    handler = T.HANDLERS.get(op)
+    handler = getattr(op, "_torchax_tpu", None)
     if handler is None:
         handler = T.find(op)
     return handler(args, kwargs)

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import dtypes
+from . import dtypes, strides
 from .random import make_key
 from .registry import SCALAR, SCALARS, STATIC, TENSOR, TENSORS
 
-ARRAY, LIST, CONST = range(3)  # slot kinds of a program's structure
+ARRAY, LIST, CONST, VIEWED = range(4)  # slot kinds of a program's structure
 
 
 def apply(op, positional, keyword):
@@ -104,6 +104,10 @@ def _fetch(slot, arrays):
     kind, what = slot
     if kind == ARRAY:
         return arrays[what]
+    if kind == VIEWED:
+        index, plan, perm = what
+        base = arrays[index] if perm is None else jnp.transpose(arrays[index], perm)
+        return strides.read(plan.key, plan.moving, base, *arrays[index + 1: index + 1 + len(plan.run_starts())])
     if kind == LIST:
         return [_fetch(s, arrays) for s in what]
     return what

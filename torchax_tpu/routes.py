@@ -24,7 +24,7 @@ def find(func):
     """The memoised handler of ``func``."""
     handler, how = resolve(func)
     resolved[func] = how
-    T.HANDLERS[func] = handler
+    func._torchax_tpu = handler
     return handler
 
 

@@ -49,11 +49,12 @@ class View:
     ``flip`` is None, or a function which is its own inverse (conj, neg): torch's lazy bits.
     """
 
-    __slots__ = ("size", "stride", "offset", "dtype", "flip", "array", "version")
+    __slots__ = ("size", "stride", "offset", "dtype", "flip", "array", "version", "fused")
 
     def __init__(self, size, stride, offset, dtype, flip=None):
         self.size, self.stride, self.offset, self.dtype, self.flip = size, stride, offset, dtype, flip
         self.array, self.version = None, -1
+        self.fused = -1  # the cell version at which an op read the view inside its own program
 
 
 class Tracing(threading.local):
@@ -199,6 +200,21 @@ def _default_device():
     if not _first:
         _first.append(jax.devices()[0])
     return _first[0]
+
+
+def fusible(cell, view):
+    """The plan by which an op's program can read the view itself, or None if it should be read on its own.
+
+    The first reader at a cell version slices inside its own program; a second one makes a copy
+    to keep, so that a view that is used often is read once.
+    """
+    if view.fused == cell.version or view.flip is not None or cell.array.dtype != view.dtype:
+        return None
+    view.fused = cell.version
+    shape = cell.array.shape
+    if cell.perm is not None:
+        shape = tuple(shape[p] for p in cell.perm)
+    return strides.plan(shape, view.size, view.stride, view.offset)
 
 
 def write(tensor, value):

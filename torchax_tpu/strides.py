@@ -32,6 +32,9 @@ def extent(size, stride, offset=0):
     return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride))
 
 
+_tokens = {}
+
+
 class Plan:
     """How to read and write a view of memory with ``numel`` elements.
 
@@ -43,7 +46,7 @@ class Plan:
         starts: start per frame dim (runtime values; all other fields make the key).
     """
 
-    __slots__ = ("frame", "takes", "steps", "dims", "size", "stride", "starts", "moving", "key")
+    __slots__ = ("frame", "takes", "steps", "dims", "size", "stride", "starts", "moving", "key", "token")
 
     def __init__(self, frame, takes, steps, dims, size, stride, starts):
         self.frame, self.takes, self.steps, self.dims = frame, takes, steps, dims
@@ -51,6 +54,8 @@ class Plan:
         # Only dims that are cut need a start at run time.
         self.moving = () if frame is None else tuple(j for j, (n, t) in enumerate(zip(frame, takes)) if t != n)
         self.key = (frame, takes, steps, dims, size, stride if frame is None else None)
+        # A small number that stands for (key, moving): cheap in a dict key.
+        self.token = _tokens.setdefault((self.key, self.moving), len(_tokens))
 
     def run_starts(self):
         """The starts that the compiled read or write takes as arguments."""

@@ -8,14 +8,13 @@ import torch
 from jax import ShapeDtypeStruct
 
 from . import dispatch, dtypes, errors, storage, strides
-from .dispatch import ARRAY, CONST, LIST, Program
+from .dispatch import ARRAY, CONST, LIST, VIEWED, Program
 from .registry import DROP, GENERATOR, SCALAR, SCALARS, STATIC, TENSOR, TENSORS
 from .storage import Cell, View, tracing
 from . import random as streams
 
 _make = torch.Tensor._make_wrapper_subclass
 _WRAP = dtypes.WRAP
-HANDLERS = {}  # OpOverload -> handler(args, kwargs); filled by routes.py through `find`
 devices = [None]  # index -> torch.device("<name>", index), set by device.py
 
 
@@ -25,10 +24,11 @@ class Tensor(torch.Tensor):
     __slots__ = ("_cell", "_view")
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        handler = HANDLERS.get(func)
-        if handler is None:
+    @staticmethod  # binding a class method would cost more
+    def __torch_dispatch__(func, types, args=(), kwargs=None):
+        try:
+            handler = func._torchax_tpu  # an attribute costs a third of a dict entry here
+        except AttributeError:
             handler = find(func)
         return handler(args, kwargs or {})
 
@@ -221,12 +221,13 @@ def make_handler(op):
     always, on_int = op.wide is True, op.wide == "int"
     random, jit, inline = op.random, op.jit, op.inline
     read, get, scalar_array = storage.read, cache.get, dispatch.scalar_array
+    fusible, start = storage.fusible, storage._start
     shaped = bool(shape_only)
 
     def handler(args, kwargs):
         active = tracing.active
         arrays, statics = [], []
-        device, wide, scalars = None, always, None
+        device, wide, scalars, fused = None, always, None, None
         i = 0
         for a in args:
             kind = kinds[i]
@@ -241,10 +242,23 @@ def make_handler(op):
                     if shaped and names[i] in shape_only:
                         statics += (i, tuple(a.shape), a.dtype)
                     else:
-                        arr = cell.array
-                        if a._view is not None or active is not None or arr is None:
-                            arr = read(a)
-                        arrays.append(arr)
+                        arr, view = cell.array, a._view
+                        if active is not None or arr is None:
+                            arrays.append(read(a))
+                        elif view is None:
+                            arrays.append(arr)
+                        elif view.version == cell.version:
+                            arrays.append(view.array)
+                        else:
+                            plan = fusible(cell, view) if jit else None
+                            if plan is None:
+                                arrays.append(read(a))
+                            else:
+                                fused = fused or {}
+                                fused[i] = (len(arrays), plan, cell.perm)
+                                statics += (i, plan.token, cell.perm)
+                                arrays.append(arr)
+                                arrays.extend(map(start, plan.run_starts()))
                 elif a is None:
                     statics += (i, None)
                 elif type(a) in _NUMBERS and type(a) is not bool and not inline:
@@ -345,7 +359,7 @@ def make_handler(op):
         key = (i, *statics) if statics else i
         program = get(key)
         if program is None:
-            program = cache[key] = build(op, args, kwargs, into)
+            program = cache[key] = build(op, args, kwargs, into, fused)
         if random:
             arrays[:0] = draw(active, device, generator)
         if not jit and active is not None and active.lifts:
@@ -431,9 +445,10 @@ def draw(active, device, generator):
     return streams.next_draw(device.index)
 
 
-def build(op, args, kwargs, into):
-    """The program for the static arguments of this call."""
+def build(op, args, kwargs, into, fused=None):
+    """The program for the static arguments of this call; ``fused``: positional views it reads by itself."""
     count = 0
+    fused = fused or {}
 
     def array():
         nonlocal count
@@ -457,7 +472,13 @@ def build(op, args, kwargs, into):
             return (LIST, [array() for _ in a])
         return (CONST, tuple(a) if type(a) is list else a)
 
-    slots = [slot(n, k, a) for n, k, a in zip(op.names, op.positional_kinds(), args) if k not in (DROP, GENERATOR)]
+    slots = []
+    for i, (n, k, a) in enumerate(zip(op.names, op.positional_kinds(), args)):
+        if i in fused:
+            slots.append((VIEWED, fused[i]))
+            count += 1 + len(fused[i][1].run_starts())
+        elif k not in (DROP, GENERATOR):
+            slots.append(slot(n, k, a))
     keyword = [(n, slot(n, op.kinds[n], a)) for n, a in kwargs.items()
                if op.kinds[n] not in (DROP, GENERATOR) and not (n in op.mutates and n in op.kwonly)]
     return Program(op, slots, keyword, into)
