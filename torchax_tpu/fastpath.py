@@ -6,6 +6,8 @@ calls it; whatever is unusual (64-bit, keyword arguments, a trace, an error, ...
 general handler, so both build the same cache keys.
 """
 
+import torch
+
 from . import dispatch, dtypes, storage
 from . import tensor as T
 from .registry import SCALAR, STATIC, TENSOR
@@ -15,7 +17,8 @@ from .storage import Cell, tracing
 def make(op, general):
     """A handler for ``op`` that tries the short way first, or ``general`` where there is none."""
     kinds = op.positional_kinds()
-    plain = op.jit and not (op.random or op.host or op.shape_only or op.inline) and op.wide is not True and kinds and kinds[0] == TENSOR
+    plain = (op.jit and not (op.random or op.host or op.shape_only or op.inline) and op.wide is not True
+             and kinds and kinds[0] == TENSOR)
     finish = _finish(op)
     if not plain or finish is None:
         return general
@@ -39,7 +42,8 @@ def _finish(op):
     if into:
         if general is not T._finish_inplace:
             return None
-        return ("if a0._view is not None:", "    write(a0, out)", "    return a0", "cell.array = out", "cell.version += 1", "return a0")
+        return ("if a0._view is not None:", "    write(a0, out)", "    return a0", "cell.array = out",
+                "cell.version += 1", "return a0")
     returns = op.overload._schema.returns
     if op.mutates or any(str(r.type) != "Tensor" for r in returns):
         return None
@@ -53,72 +57,91 @@ def _finish(op):
 
 
 def _generate(op, general, finish, kinds, optional):
+    """The function for ``len(kinds)`` positional arguments: straight code, and a variant that takes views."""
+    scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "general": general,
+             "read": storage.read, "write": storage.write, "scalars": dispatch._scalars[0], "get": op.cache.get,
+             "dtype_type": torch.dtype, "finish_many": T._finish_many, "fusible": storage.fusible,
+             "start": storage._start, "contiguous": T.contiguous}
+    lists = any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
+    variants = (("viewed", True), ("fast", lists))
+    for name, listed in variants:
+        lines = _source(name, op, finish, kinds, optional, listed)
+        if lines is None:
+            return lambda args: general(args, {})
+        exec("\n".join(lines), scope)  # noqa: S102  (the text is made from the op's schema alone)
+    return scope["fast"]
+
+
+_GIVE_UP = "return general(args, {})"
+
+
+def _source(name, op, finish, kinds, optional, listed):
     n = len(kinds)
-    lines = ["def fast(args):", "    " + ", ".join(f"a{i}" for i in range(n)) + ", = args"]
-    arrays, key, listed = [], [], any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
-    give_up = "return general(args, {})"
+    lines = [f"def {name}(args):", "    " + ", ".join(f"a{i}" for i in range(n)) + ", = args"]
     if listed:
-        lines.append("    arrays = []")
-    if any(k == TENSOR and optional[i] for i, k in enumerate(kinds)):
-        lines.append("    key = ()")
+        lines += ["    arrays = []", "    key = ()", *(["    marked = []"] if name == "viewed" else ())]
+    arrays, key = [], []
     for i, kind in enumerate(kinds):
-        a = f"a{i}"
         if kind == TENSOR:
-            lines += [f"    if type({a}) is Tensor:", f"        {'cell' if i == 0 else 'other'} = {a}._cell",
-                      f"        if {'cell' if i == 0 else 'other'}.wide or {'cell' if i == 0 else 'other'}.perm is not None"
-                      + (f" or {a}._view is not None" if op.layout else "")
-                      + (" or other.device is not device:" if i else ":"), f"            {give_up}"]
-            if i == 0:
-                lines.append("        device = cell.device")
-            lines += [f"        x{i} = {'cell' if i == 0 else 'other'}.array",
-                      f"        if {a}._view is not None or x{i} is None:",
-                      f"            if x{i} is None or {a}._view.version != {'cell' if i == 0 else 'other'}.version:", f"                {give_up}",
-                      f"            x{i} = {a}._view.array"]
-            if listed:
-                lines.append(f"        arrays.append(x{i})")
-            if i == 0:
-                if op.wide == "int":
-                    lines += ["        if x0.dtype.kind in 'iub':", f"            {give_up}"]
-                lines += ["    else:", f"        {give_up}"]
-                arrays.append("x0")
-                continue
-            if optional[i]:
-                lines += [f"    elif {a} is None:", f"        key += ({i}, None)", "    else:", f"        {give_up}"]
-            else:
-                lines += [f"    elif type({a}) is float and {a} or type({a}) is int:",
-                          f"        x{i} = scalars.get(({a}, type({a})))",
-                          f"        if x{i} is None:", f"            {give_up}"]
-                if listed:
-                    lines.append(f"        arrays.append(x{i})")
-                lines += ["    else:", f"        {give_up}"]
+            lines += _tensor(i, op, optional[i], listed, views=name == "viewed")
             arrays.append(f"x{i}")
         elif kind == SCALAR:
-            lines += [f"    if type({a}) is float and {a} or type({a}) is int:", f"        x{i} = scalars.get(({a}, type({a})))",
-                      f"        if x{i} is None:", f"            {give_up}"]
-            if listed:
-                lines.append(f"        arrays.append(x{i})")
-            lines += ["    else:", f"        {give_up}"]
+            lines += _number(i, listed, "if")
             arrays.append(f"x{i}")
         elif kind == STATIC:
-            lines += [f"    k{i} = {a}", f"    t = type({a})", "    if t is list:", f"        k{i} = tuple({a})",
-                      "    elif t is float or t is dtype_type:", f"        {give_up}"]
-            if "    key = ()" in lines:
+            lines += [f"    k{i} = a{i}", f"    t = type(a{i})", "    if t is list:", f"        k{i} = tuple(a{i})",
+                      "    elif t is float or t is dtype_type:", f"        {_GIVE_UP}"]
+            if listed:
                 lines.append(f"    key += ({i}, k{i})")
-            else:
-                key += [str(i), f"k{i}"]
+            key += [str(i), f"k{i}"]
         else:
-            return lambda args: general(args, {})
-    if "    key = ()" in lines:
+            return None
+    if listed:
         lines.append(f"    program = get(({n}, *key) if key else {n})")
     else:
         lines.append(f"    program = get(({n}, {', '.join(key)}))" if key else f"    program = get({n})")
-    lines += ["    if program is None:", f"        {give_up}", "    try:",
+    mark = ["    for view, version in marked:", "        view.fused = version"] if name == "viewed" else []
+    lines += ["    if program is None:", f"        {_GIVE_UP}", *mark, "    try:",
               f"        out = program.call({'*arrays' if listed else ', '.join(arrays)})",
-              "    except Exception:", f"        {give_up}"]
-    lines += ["    " + line for line in finish]
-    import torch
-    scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "general": general, "read": storage.read,
-             "write": storage.write, "scalars": dispatch._scalars[0], "get": op.cache.get, "dtype_type": torch.dtype,
-             "finish_many": T._finish_many}
-    exec("\n".join(lines), scope)  # noqa: S102  (the text is built above from the op's schema alone)
-    return scope["fast"]
+              "    except Exception:", f"        {_GIVE_UP}"]
+    return lines + ["    " + line for line in finish]
+
+
+def _tensor(i, op, optional, listed, views):
+    a, cell = f"a{i}", "cell" if i == 0 else "other"
+    lines = [f"    if type({a}) is Tensor:", f"        {cell} = {a}._cell",
+             f"        if {cell}.wide or {cell}.perm is not None{' or other.device is not device' if i else ''}:",
+             f"            {_GIVE_UP}"]
+    if i == 0:
+        lines.append("        device = cell.device")
+    lines.append(f"        x{i} = {cell}.array")
+    if views:
+        lines += [f"        view = {a}._view", f"        if x{i} is None:", f"            {_GIVE_UP}",
+                  "        if view is None:", f"            arrays.append(x{i})"]
+        if op.layout:  # results of non-contiguous inputs get strides of their own
+            lines += ["        elif view.stride != contiguous(view.size):", f"            {_GIVE_UP}"]
+        lines += [f"        elif view.version == {cell}.version:", "            arrays.append(view.array)", "        else:",
+                  f"            plan = fusible({cell}, view)", "            if plan is None:",
+                  f"                arrays.append(read({a}))", "            else:",
+                  f"                key += ({i}, plan.token, None)", f"                marked.append((view, {cell}.version))", f"                arrays.append(x{i})",
+                  "                for j in plan.run_starts():", "                    arrays.append(start(j))"]
+    else:
+        lines += [f"        if {a}._view is not None or x{i} is None:", "            return viewed(args)"]
+        if listed:
+            lines.append(f"        arrays.append(x{i})")
+    if i == 0:
+        if op.wide == "int":
+            lines += ["        if x0.dtype.kind in 'iub':", f"            {_GIVE_UP}"]
+        return [*lines, "    else:", f"        {_GIVE_UP}"]
+    if optional:
+        return [*lines, f"    elif {a} is None:", f"        key += ({i}, None)", "    else:", f"        {_GIVE_UP}"]
+    return lines + _number(i, listed, "elif")
+
+
+def _number(i, listed, word):
+    a = f"a{i}"
+    lines = [f"    {word} type({a}) is float and {a} or type({a}) is int:", f"        x{i} = scalars.get(({a}, type({a})))",
+             f"        if x{i} is None:", f"            {_GIVE_UP}"]
+    if listed:
+        lines.append(f"        arrays.append(x{i})")
+    return [*lines, "    else:", f"        {_GIVE_UP}"]

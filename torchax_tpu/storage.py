@@ -205,12 +205,11 @@ def _default_device():
 def fusible(cell, view):
     """The plan by which an op's program can read the view itself, or None if it should be read on its own.
 
-    The first reader at a cell version slices inside its own program; a second one makes a copy
-    to keep, so that a view that is used often is read once.
+    The first reader at a cell version slices inside its own program (and marks ``view.fused``); a second
+    one makes a copy to keep, so that a view that is used often is read once.
     """
     if view.fused == cell.version or view.flip is not None or cell.array.dtype != view.dtype:
         return None
-    view.fused = cell.version
     shape = cell.array.shape
     if cell.perm is not None:
         shape = tuple(shape[p] for p in cell.perm)

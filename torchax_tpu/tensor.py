@@ -254,7 +254,7 @@ def make_handler(op):
                             if plan is None:
                                 arrays.append(read(a))
                             else:
-                                fused = fused or {}
+                                fused, view.fused = fused or {}, cell.version
                                 fused[i] = (len(arrays), plan, cell.perm)
                                 statics += (i, plan.token, cell.perm)
                                 arrays.append(arr)
@@ -317,7 +317,7 @@ def make_handler(op):
                     generator = a
                 elif kind == DROP:
                     if name == "device" and a is not None and device is None:
-                        device = a
+                        device = place(a)
                 elif kind == TENSOR and name not in op.mutates:
                     statics += (name, a is None)
                     if a is not None:
