@@ -129,7 +129,10 @@ def _indices(size, stride, start):
 
 
 def _all_starts(frame, moving, starts):
-    full = [0] * len(frame)
+    if _static(starts):
+        full = [0] * len(frame)
+    else:  # all of one dtype, in 64-bit mode too
+        full, starts = [np.int32(0)] * len(frame), [jnp.asarray(s, np.int32) for s in starts]
     for j, s in zip(moving, starts):
         full[j] = s
     return full
