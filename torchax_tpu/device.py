@@ -78,7 +78,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "matmul")
+WHOLE = ("linear", "matmul", "matmul.out")
 
 
 def _single_thread_backward():
