@@ -1,4 +1,4 @@
-"""Shape ops which make new memory: joining, repeating, flipping, triangles, diagonals, patches, shuffles.
+"""Shape ops which make new memory: joining, repeating, flipping, triangles, diagonals, shuffles.
 
 What only re-reads memory is a view (views.py); the copying twins of views are in viewcopies.py.
 """
@@ -205,57 +205,6 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
         at = np.arange(windows, dtype=np.int32)[:, None] * step + np.arange(size, dtype=np.int32)
         out = out.at[..., at].add(grad)
     return jnp.moveaxis(out, -1, dim)
-
-
-# ---------------------------------------------------------------- patches
-
-
-def _pair(v):
-    return (v[0], v[0]) if len(v) == 1 else tuple(v)
-
-
-def _counts(size, kernel, dilation, padding, stride):
-    return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in zip(size, kernel, dilation, padding, stride)]
-
-
-@op(aten.im2col.default)
-def im2col(self, kernel_size, dilation, padding, stride):
-    k, d, p, s = map(_pair, (kernel_size, dilation, padding, stride))
-    if self.ndim not in (3, 4) or 0 in self.shape[-3:]:
-        raise RuntimeError(f"im2col: Expected 3D or 4D input with non-zero dimensions, got {list(self.shape)}")
-    x = self if self.ndim == 4 else self[None]
-    n, c, h, w = x.shape
-    out_h, out_w = _counts((h, w), k, d, p, s)
-    if out_h < 1 or out_w < 1:
-        raise RuntimeError(f"im2col: sliding blocks ({out_h}, {out_w}) of input {list(self.shape)} are not positive")
-    x = jnp.pad(x, ((0, 0), (0, 0), (p[0], p[0]), (p[1], p[1])))
-    taps = [x[:, :, i * d[0]:i * d[0] + (out_h - 1) * s[0] + 1:s[0], j * d[1]:j * d[1] + (out_w - 1) * s[1] + 1:s[1]]
-            for i in range(k[0]) for j in range(k[1])]
-    out = jnp.reshape(jnp.stack(taps, 2), (n, c * k[0] * k[1], out_h * out_w))
-    return out if self.ndim == 4 else out[0]
-
-
-@op(aten.col2im.default)
-def col2im(self, output_size, kernel_size, dilation, padding, stride):
-    k, d, p, s = map(_pair, (kernel_size, dilation, padding, stride))
-    h, w = _pair(output_size)
-    x = self if self.ndim == 3 else self[None]
-    out_h, out_w = _counts((h, w), k, d, p, s)
-    if x.ndim != 3 or x.shape[1] % (k[0] * k[1]) or x.shape[2] != out_h * out_w:
-        raise RuntimeError(f"col2im: input of shape {list(self.shape)} doesn't fit kernel {k}, output {(h, w)}, which has "
-                           f"{out_h} * {out_w} blocks")
-    x = jnp.reshape(x, (x.shape[0], -1, k[0] * k[1], out_h, out_w))
-    high, wide = h + 2 * p[0], w + 2 * p[1]
-    zero, out = jnp.zeros((), x.dtype), None
-    for i in range(k[0]):
-        for j in range(k[1]):
-            top, left = i * d[0], j * d[1]
-            tap = lax.pad(x[:, :, i * k[1] + j], zero, [
-                (0, 0, 0), (0, 0, 0), (top, high - top - (out_h - 1) * s[0] - 1, s[0] - 1),
-                (left, wide - left - (out_w - 1) * s[1] - 1, s[1] - 1)])
-            out = tap if out is None else out + tap
-    out = out[:, :, p[0]:p[0] + h, p[1]:p[1] + w]
-    return out if self.ndim == 3 else out[0]
 
 
 # ---------------------------------------------------------------- shuffles
