@@ -291,3 +291,44 @@ def test_trace_count_is_public():
     f(on(torch.ones(3)))
     assert f.traces == 2
     assert before is None or torchax_tpu.jit.trace_count() == before + 2
+
+
+def test_attribute_of_an_object_is_seen():
+    class Box:
+        def __init__(self):
+            self.k, self.scale = on(torch.ones(2)), 2.0
+
+    box = Box()
+    f = jit(lambda x: x * box.k * box.scale)
+    x = on(torch.ones(2))
+    same(f(x), torch.full((2,), 2.0))
+    box.scale = 3.0
+    same(f(x), torch.full((2,), 3.0))
+    box.k = on(torch.full((2,), 5.0))
+    same(f(x), torch.full((2,), 15.0))
+
+
+def test_rebinding_state_inside_stays_right():
+    class Box:
+        def __init__(self):
+            self.k = on(torch.zeros(2))
+
+        @jit
+        def step(self, x):
+            self.k = self.k + x
+            return self.k * 1
+
+    box, x = Box(), on(torch.ones(2))
+    for n in range(1, 4):
+        same(box.step(x), torch.full((2,), float(n)))
+        same(box.k, torch.full((2,), float(n)))
+
+
+def test_many_retraces_warn_with_the_reason():
+    state = {"n": 0}
+    f = jit(lambda x: x + state["n"])
+    x = on(torch.ones(2))
+    with pytest.warns(UserWarning, match="n changed from"):
+        for i in range(12):
+            state["n"] = i
+            same(f(x), torch.full((2,), 1.0 + i))

@@ -3,6 +3,7 @@
 import copy
 import functools
 import inspect
+import warnings
 
 import jax
 import torch
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from .. import storage
 from .. import tensor as T
+from .guards import PLAIN
 from .program import Program
 from .trace import Trace, refuse
 
@@ -36,7 +38,7 @@ class JitFunction:
         self._static_nums += tuple(i for i, n in enumerate(_parameters(function)) if n in self._static_names)
         self._programs = {}
         self._bound = {}
-        self.traces = 0
+        self.traces = self._retraces = 0
 
     def __get__(self, instance, owner=None):
         if instance is None:
@@ -60,12 +62,22 @@ class JitFunction:
 
     def _find(self, key, leaves, spec):
         programs = self._programs.setdefault(key, [])
+        reason = None
         for program in programs:
-            if program.fits():
+            reason = program.broken()
+            if reason is None:
                 return program
         program = self._make(leaves, spec)
-        programs.insert(0, program)
+        programs[:] = [program] + [p for p in programs if not p.spent][:_KEPT]
+        if reason is not None:
+            self._retraced(reason)
         return program
+
+    def _retraced(self, reason):
+        self._retraces += 1
+        if self._retraces == _WARN_AFTER:
+            warnings.warn(f"torchax_tpu.jit: {getattr(self, '__name__', self._function)} has been traced again "
+                          f"{_WARN_AFTER} times for the same arguments; last because {reason}.", stacklevel=4)
 
     def _make(self, leaves, spec):
         self.traces += 1
@@ -75,7 +87,8 @@ class JitFunction:
             args, kwargs = spec.rebuild(leaves)
             return _split(self._function(*args, **kwargs))
 
-        return Program(function, leaves, self._donate)
+        roots = [value for _, tree, value in spec.plan if tree is None] + list(self._objects())
+        return Program(function, leaves, self._donate, roots)
 
     def _flatten(self, args, kwargs):
         """(tensor leaves, hashable signature, how to rebuild the arguments)."""
@@ -105,7 +118,7 @@ class JitFunction:
             else:
                 parts.append((name, _static(a)))
                 plan.append((name, None, a))
-        for where, key, value in self._reached():
+        for key, value in self._reached():
             if isinstance(value, torch.Tensor):
                 parts.append((key, _describe(value, leaves)))
             else:
@@ -116,6 +129,19 @@ class JitFunction:
 
     def _reached(self):
         """Tensors and plain values that the function reaches as globals and closure variables."""
+        for key, value in self._variables():
+            if isinstance(value, (T.Tensor, *PLAIN)):
+                yield key, value
+
+    def _objects(self):
+        """The other objects among them, and the method's own."""
+        if getattr(self._function, "__self__", None) is not None:
+            yield self._function.__self__
+        for _, value in self._variables():
+            if not isinstance(value, (T.Tensor, *PLAIN)):
+                yield value
+
+    def _variables(self):
         function = inspect.unwrap(self._function)
         function = getattr(function, "__func__", function)
         code = getattr(function, "__code__", None)
@@ -123,16 +149,13 @@ class JitFunction:
             return
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             try:
-                value = cell.cell_contents
-            except ValueError:
+                yield ("closure", name), cell.cell_contents
+            except ValueError:  # not bound yet
                 continue
-            if isinstance(value, (T.Tensor, *_PLAIN)) or value is None:
-                yield cell, ("closure", name), value
         names = function.__globals__
         for name in code.co_names:
-            value = names.get(name)
-            if isinstance(value, (T.Tensor, *_PLAIN)):
-                yield names, ("global", name), value
+            if name in names:
+                yield ("global", name), names[name]
 
     def lower_for(self, *args, **kwargs):
         """(pure function over flat arrays, their avals, donated positions): the program of a call, not run."""
@@ -141,7 +164,8 @@ class JitFunction:
         return program.pure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.inputs(leaves)], program.donated
 
 
-_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device)
+_KEPT = 7  # programs kept per signature besides the newest
+_WARN_AFTER = 8
 
 
 class _Spec:

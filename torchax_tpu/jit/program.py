@@ -12,10 +12,8 @@ from .. import dtypes, random as streams, storage
 from .. import tensor as T
 from ..storage import Cell
 from .grad import Differentiable
+from .guards import ANY, Guards
 from .trace import Trace, activate, refuse
-
-
-ANY = object()  # any .grad at entry will do: the function resets it before use
 
 
 class Result:
@@ -43,8 +41,8 @@ class Program:
     returns the flat list of result leaves.
     """
 
-    def __init__(self, function, leaves, donate):
-        self.donate_wanted = donate
+    def __init__(self, function, leaves, donate, roots=()):
+        self.donate_wanted, self.roots, self.spent = donate, roots, False
         self.trace = trace = Trace()
         self.arg_cells = {}
         for i, leaf in enumerate(leaves):
@@ -124,7 +122,9 @@ class Program:
 
         self.updates = [(c, slot(id(c), c.array), c.perm) for c in written]
         self.births = [(weakref.ref(c), slot(id(c), c.array)) for c in escaped]
-        self.kept = [g._cell for _, g, _ in self.grads if g is not None]
+        # Tensors born here that Python objects hold now (other than gradients): the next call meets another world.
+        gradients = {id(g._cell) for _, g, _ in self.grads if g is not None}
+        self.once = any(id(c) not in gradients for c in escaped)
         for r in results:
             if r.kind == "new":
                 key, array, wide, device, perm = arrays[r.what]
@@ -171,13 +171,7 @@ class Program:
             getattr(v.aval, "dtype", None) in dtypes.WIDE for e in closed.jaxpr.eqns for v in e.outvars)
         self.call = jax.jit(pure, donate_argnums=self.donated)
         self.draw_counts = {i: e[2] for i, e in trace.draws.items()}
-        for seen in trace.optimizers.values():
-            seen.freeze()
-        self.optimizers = list(trace.optimizers.values())
-        self.modules = list(trace.modules.values())
-        self.module_entries = [(d, k, v) for m, _ in self.modules for d in (m._parameters, m._buffers)
-                               for k, v in d.items()]
-        self.tensors = [(t, c, t.requires_grad) for t, c in trace.tensors.values() if id(c) not in self.arg_cells]
+        self.guards = Guards(trace, self.grads, self.roots, self.arg_cells)
         self.arg_sources = [(i, self.arg_cells[id(s.what)]) for i, s in enumerate(self.sources)
                             if s.kind == "cell" and id(s.what) in self.arg_cells]
         self.arg_updates = {slot: self.arg_cells[id(c)] for c, slot, _ in self.updates if id(c) in self.arg_cells}
@@ -187,28 +181,15 @@ class Program:
         if self.half is not None:
             self.half.split(self.pure, self.avals, self.half_unknown, self.forward_count, self.wide)
             self.sources = [s for s in self.sources if s.kind != "cotangent"]
-        self.trace = None
+        self.trace = self.roots = None
 
     # ---------------------------------------------------------------- running
 
-    def fits(self):
-        """Whether what was met while tracing is still as it was then."""
-        for m, training in self.modules:
-            if m.training is not training:
-                return False
-        for d, k, v in self.module_entries:
-            if d.get(k) is not v:
-                return False
-        for t, c, needs in self.tensors:
-            if t._cell is not c or t.requires_grad is not needs:
-                return False
-        for tensor, _, entry in self.grads:
-            if entry is not ANY and tensor.grad is not entry:
-                return False
-        for seen in self.optimizers:
-            if not seen.fits():
-                return False
-        return True
+    def broken(self):
+        """None if the program serves the next call, else why it doesn't."""
+        if self.spent:
+            return "the function bound tensors of its own making to Python objects; write in place (copy_) instead"
+        return self.guards.broken()
 
     def inputs(self, leaves):
         """The arrays of this moment, in the order of ``sources``."""
@@ -223,6 +204,7 @@ class Program:
         return values
 
     def run(self, leaves):
+        self.spent = self.once
         if self.half is not None:
             return self.half.run(self, leaves)
         inputs = self.inputs(leaves)

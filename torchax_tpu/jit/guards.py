@@ -1,0 +1,92 @@
+"""What must still hold for a traced program to fit: checked before every call, with a reason when it fails.
+
+Everything the trace met is compared by identity (tensors, parameters in their modules, optimizer
+state, gradients to accumulate into) or by value (modes, settings, plain attributes of the
+modules and objects that the function reached).
+"""
+
+import types
+
+import torch
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+ANY = object()  # any .grad at entry will do: the function resets it before use
+_MISSING = object()
+
+
+class Guards:
+    """The conditions of one program.
+
+    Args:
+        trace: the finished Trace.
+        grads: (leaf, its .grad at the end, what .grad must be at entry).
+        roots: objects the function reaches by arguments, closure and globals.
+        arg_cells: ids of cells that are arguments (they may change freely).
+    """
+
+    def __init__(self, trace, grads, roots, arg_cells):
+        self.grads = [(t, entry) for t, _, entry in grads if entry is not ANY]
+        self.tensors = [(t, c, t.requires_grad) for t, c in trace.tensors.values() if id(c) not in arg_cells]
+        self.optimizers = list(trace.optimizers.values())
+        for seen in self.optimizers:
+            seen.freeze()
+        self.same, self.equal = [], []
+        modules = [m for m, _ in trace.modules.values()]
+        for module in modules:
+            for table in (module._parameters, module._buffers):
+                self.same += [(table, k, v, module) for k, v in table.items()]
+            self._attributes(module.__dict__, module, trace)
+        known = {id(m) for m in modules} | {id(s.optimizer) for s in self.optimizers}
+        for root in roots:
+            if id(root) not in known:
+                self._root(root, trace)
+        # modes as they were when the module was called, not as the function may have left them
+        self.modes = [(m, training) for m, training in trace.modules.values()]
+
+    def _root(self, root, trace):
+        if isinstance(root, (list, tuple)):
+            self._attributes(dict(enumerate(root)), root, trace, root)
+        elif isinstance(root, dict):
+            self._attributes(root, root, trace)
+        elif not isinstance(root, (type, types.ModuleType, types.FunctionType, torch.Tensor, *PLAIN)):
+            self._attributes(getattr(root, "__dict__", None) or {}, root, trace)
+
+    def _attributes(self, table, owner, trace, container=None):
+        container = table if container is None else container
+        for k, v in table.items():
+            if isinstance(v, torch.Tensor):
+                if id(v) in trace.tensors:
+                    self.same.append((container, k, v, owner))
+            elif isinstance(v, PLAIN) and k != "training":
+                self.equal.append((container, k, v, owner))
+
+    def broken(self):
+        """None if the program fits, else the reason why it doesn't."""
+        for m, training in self.modes:
+            if m.training is not training:
+                return f"{type(m).__name__}.training changed to {m.training}"
+        for table, k, v, owner in self.same:
+            if _get(table, k) is not v:
+                return f"{type(owner).__name__}.{k} is another object now"
+        for table, k, v, owner in self.equal:
+            now = _get(table, k)
+            if now is not v and (type(now) is not type(v) or now != v):
+                return f"{type(owner).__name__}.{k} changed from {v!r} to {now!r}"
+        for t, c, needs in self.tensors:
+            if t._cell is not c:
+                return f"a tensor of shape {tuple(t.shape)} has another storage now (.data or set_)"
+            if t.requires_grad is not needs:
+                return f"requires_grad of a tensor of shape {tuple(t.shape)} changed to {t.requires_grad}"
+        for tensor, entry in self.grads:
+            if tensor.grad is not entry:
+                return f".grad of a parameter of shape {tuple(tensor.shape)} was {'set' if entry is None else 'replaced'}"
+        for seen in self.optimizers:
+            if not seen.fits():
+                return f"settings, parameters or state of {type(seen.optimizer).__name__} changed"
+        return None
+
+
+def _get(table, key):
+    if isinstance(table, dict):
+        return table.get(key, _MISSING)
+    return table[key] if key < len(table) else _MISSING
