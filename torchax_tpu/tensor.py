@@ -6,6 +6,8 @@ Each ATen overload gets a handler, built once and memoised; `__torch_dispatch__`
 import jax
 import torch
 from jax import ShapeDtypeStruct
+from torch.optim.optimizer import _foreach_supported_types as _optim_types
+from torch.utils._foreach_utils import _foreach_supported_types as _util_types
 
 from . import dispatch, dtypes, errors, storage, strides
 from .dispatch import ARRAY, CONST, LIST, VIEWED, Program
@@ -31,6 +33,11 @@ class Tensor(torch.Tensor):
         except AttributeError:
             handler = find(func)
         return handler(args, kwargs or {})
+
+
+for _supported in (_optim_types, _util_types):  # optimizers and clip_grad_* take their foreach paths, as DTensor's do
+    if Tensor not in _supported:
+        _supported.append(Tensor)
 
 
 def find(func):
