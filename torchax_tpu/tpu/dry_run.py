@@ -62,13 +62,12 @@ CHIPS = {
     "tpu7x": Chip("TPU7x", int(94.74 * GIB), None, 7380e9 / 2, cores=2, rank=3),
 }
 
-# v6e sends row gathers and scatters to the SparseCore; the printed program of such a call can't be read back.
-_OPTIONS = {
-    "v6e": {
-        "xla_tpu_offload_gather_to_sparsecore": "false",
-        "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
-    }
+# Chips with a SparseCore send row gathers and scatters there; printing a program with such a call ends libtpu.
+_NO_SPARSECORE = {
+    "xla_tpu_offload_gather_to_sparsecore": "false",
+    "xla_tpu_enable_offloading_scatter_to_sparsecore": "false",
 }
+_OPTIONS = {"v5p": _NO_SPARSECORE, "v6e": _NO_SPARSECORE, "tpu7x": _NO_SPARSECORE}
 
 _FORMS = (
     "a generation, a colon and the chips along each side: v5e:1x1 (one chip), v5e:2x2, v5e:4x4, v6e:1x1, v6e:2x4, "
@@ -394,7 +393,8 @@ def program_of(fn: Callable, args: Sequence, kwargs: Mapping) -> tuple[Callable,
     if not hasattr(fn, "lower_for") and _is_torch(fn, args, kwargs):
         from ..jit import jit
 
-        fn = jit(fn)
+        fn = fn if hasattr(getattr(fn, "forward", None), "lower_for") else jit(fn)
+        fn = fn if hasattr(fn, "lower_for") else fn.forward  # a module's own jit is on its forward
     if hasattr(fn, "lower_for"):
         return fn.lower_for(*args, **kwargs)
     import jax

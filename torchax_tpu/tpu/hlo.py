@@ -290,7 +290,7 @@ def _reads(module: Module, computation: Computation, name: str, full: int) -> tu
         elif user.opcode == "dynamic-update-slice" and first_only:
             continue  # updated in place
         elif user.opcode == "scatter" and first_only:
-            total += computation.operand(user, -1).shapes[0].bytes  # read, combine, write the updates' elements
+            total += _update_bytes(user, computation)  # read, combine, write the updates' elements
         elif user.opcode == "tuple":
             continue  # handed on, not read
         elif user.opcode == "bitcast":
@@ -309,18 +309,36 @@ def _reads(module: Module, computation: Computation, name: str, full: int) -> tu
     return total, handed_on
 
 
-def _written_bytes(module: Module, computation: Computation, name: str, full: int) -> int:
-    """HBM bytes a kernel body writes of the result `name`: all of it, or the part updated in place."""
-    instruction = computation.instructions[name]
-    while instruction.opcode == "bitcast":
-        instruction = computation.operand(instruction, 0)
-    if instruction.opcode == "dynamic-update-slice":
-        return min(full, computation.operand(instruction, 1).shapes[0].bytes)
-    if instruction.opcode == "scatter":
-        return min(full, computation.operand(instruction, -1).shapes[0].bytes)
-    if instruction.opcode == "fusion" and (called := module.called(instruction)):
-        return _written_bytes(module, called, called.root.name, full) if called.root.opcode != "tuple" else full
-    return 0 if instruction.opcode == "parameter" else full  # a parameter handed through is not written
+def _written_bytes(module: Module, computation: Computation, name: str, full: int, held: set[str] | None = None) -> int:
+    """HBM bytes a kernel body writes of the result `name`: all of it, or the part updated in place.
+
+    `held` names the parameters that are buffers of the kernel (all of them, in the kernel's own body)."""
+
+    def buffer(name: str) -> Instruction:
+        instruction = computation.instructions[name]
+        while instruction.opcode == "bitcast":
+            instruction = computation.operand(instruction, 0)
+        return instruction
+
+    def is_held(name: str) -> bool:
+        found = buffer(name)
+        return found.opcode == "parameter" and (held is None or found.name in held)
+
+    instruction = buffer(name)
+    if instruction.opcode == "parameter":
+        return 0  # handed through, not written
+    if instruction.opcode in ("dynamic-update-slice", "scatter") and is_held(instruction.operands[0]):
+        return min(full, _update_bytes(instruction, computation))
+    called = module.called(instruction) if instruction.opcode == "fusion" else None
+    if called and called.root.opcode != "tuple":
+        within = {called.parameters[i].name for i, operand in enumerate(instruction.operands) if is_held(operand)}
+        return _written_bytes(module, called, called.root.name, full, within)
+    return full
+
+
+def _update_bytes(instruction: Instruction, computation: Computation) -> int:
+    """Bytes of what a dynamic-update-slice or scatter puts into its first operand."""
+    return computation.operand(instruction, 1 if instruction.opcode == "dynamic-update-slice" else -1).shapes[0].bytes
 
 
 def hbm_bytes_of(module: Module, instruction: Instruction, computation: Computation) -> int:
@@ -354,7 +372,7 @@ def hbm_bytes_of(module: Module, instruction: Instruction, computation: Computat
         elif opcode == "dynamic-update-slice" and i == 0:
             continue
         elif opcode == "scatter" and i == 0:
-            total += min(full, computation.operand(instruction, -1).shapes[0].bytes)
+            total += min(full, _update_bytes(instruction, computation))
         else:
             total += full
     if body:
@@ -365,7 +383,7 @@ def hbm_bytes_of(module: Module, instruction: Instruction, computation: Computat
                 total += _written_bytes(module, body, name, shape.bytes)
     elif opcode in ("dynamic-update-slice", "scatter"):
         if shapes[0].space == HBM:
-            total += min(shapes[0].bytes, computation.operand(instruction, 1 if opcode[0] == "d" else -1).shapes[0].bytes)
+            total += min(shapes[0].bytes, _update_bytes(instruction, computation))
     else:
         total += sum(s.bytes for s in shapes if s.space == HBM)
     return total
