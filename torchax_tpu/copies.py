@@ -40,30 +40,19 @@ def dense_order(tensor):
         s if n != 1 else T.permuted_strides(size, perm)[i] for i, (n, s) in enumerate(zip(size, stride))) else None
 
 
-def _format_perm(tensor_or_size, memory_format, source=None):
+def _format_perm(size, memory_format, source=None):
     """Axes order of memory that a memory_format asks for (None: row-major)."""
-    size = tuple(tensor_or_size)
-    if memory_format is torch.channels_last and len(size) == 4:
-        return (0, 2, 3, 1)
-    if memory_format is torch.channels_last_3d and len(size) == 5:
-        return (0, 2, 3, 4, 1)
-    if memory_format in (None, torch.preserve_format) and source is not None and not source.is_contiguous():
-        perm = dense_order(source)
-        return None if perm is None or perm == tuple(range(len(size))) else perm
-    return None
+    if memory_format in (None, torch.preserve_format):
+        if source is None or source.is_contiguous():
+            return None
+        geometry = T.geometry(source)[:2] if isinstance(source, T.Tensor) else (tuple(source.shape), source.stride())
+        return strides.result_order(tuple(size), (geometry,))
+    return T.format_order(len(size), memory_format)
 
 
 def owned(array, device, perm=None):
     """A tensor that owns ``array``; with ``perm`` its memory runs through the axes in that order."""
-    if perm is None:
-        return T.wrap(array, device)
-    dtype, wide = dtypes.WRAP[array.dtype]
-    out = T._make(T.Tensor, array.shape, T.permuted_strides(array.shape, perm), 0, dtype=dtype, device=device)
-    out._cell, out._view = storage.Cell(array, wide, device), None
-    out._cell.perm = perm
-    if tracing.active is not None:
-        tracing.active.created(out._cell)
-    return out
+    return T.wrap_permuted(array, device, perm)
 
 
 def adopt(target, source):

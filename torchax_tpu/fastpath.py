@@ -40,9 +40,9 @@ def _finish(op):
     """Source lines that turn ``out`` into the result, or None if that needs the general handler."""
     general, into = T.make_finish(op)
     if into:
-        if general is not T._finish_inplace:
+        if general not in (T._finish_inplace, T._finish_idempotent):
             return None
-        return ("if a0._view is not None:", "    write(a0, out)", "    return a0", "cell.array = out",
+        return ("if a0._view is not None:", f"    write(a0, out, {general is T._finish_idempotent})", "    return a0", "cell.array = out",
                 "cell.version += 1", "return a0")
     returns = op.overload._schema.returns
     if op.mutates or any(str(r.type) != "Tensor" for r in returns):

@@ -6,6 +6,7 @@ with ``_view is None`` is the whole cell; other tensors carry a `View` with torc
 stride and offset. While a program is traced (`tracing.active`), cells are lifted to inputs.
 """
 
+import functools
 import itertools
 import math
 import threading
@@ -177,29 +178,32 @@ def _start(i):
 
 def read_view(base, perm, view):
     """Read ``view`` of a cell array; one compiled call when ``base`` is concrete."""
-    shape = base.shape
-    if perm is not None:
-        base = jnp.transpose(base, perm)
-        shape = base.shape
-    if base.dtype != view.dtype:
-        base = _memory_as(base, view.dtype)
-        shape = base.shape
-    p = strides.plan(shape, view.size, view.stride, view.offset)
+    p = strides.plan(_memory_dims(base, perm, view.dtype), view.size, view.stride, view.offset)
     starts = p.run_starts()
     if _concrete(base):
-        if len(base.devices()) == 1 and base.device != _default_device():
-            return strides.compiled_read(p.key, p.moving)(base, *map(np.int32, starts))
-        return strides.compiled_read(p.key, p.moving)(base, *map(_start, starts))
-    return strides.read(p.key, p.moving, base, *starts)
+        reader = _reader(p.key, p.moving, perm, view.dtype if view.dtype != base.dtype else None)
+        return reader(base, *map(_start, starts))
+    return strides.read(p.key, p.moving, _memory(base, perm, view.dtype), *starts)
 
 
-_first = []
+def _memory_dims(base, perm, dtype):
+    """Shape in which `_memory` shows a cell array."""
+    shape = base.shape
+    if base.dtype != dtype:
+        return (math.prod(shape) * base.dtype.itemsize // dtype.itemsize,)
+    return shape if perm is None else tuple(shape[p] for p in perm)
 
 
-def _default_device():
-    if not _first:
-        _first.append(jax.devices()[0])
-    return _first[0]
+def _memory(base, perm, dtype):
+    """A cell array in memory order; as a vector of ``dtype`` over the same bytes if that is another dtype."""
+    if perm is not None:
+        base = jnp.transpose(base, perm)
+    return base if dtype is None or base.dtype == dtype else _bits(base, dtype)
+
+
+@functools.lru_cache(maxsize=16384)
+def _reader(key, moving, perm, dtype):
+    return jax.jit(lambda base, *starts: strides.read(key, moving, _memory(base, perm, dtype), *starts))
 
 
 def fusible(cell, view):
@@ -210,14 +214,14 @@ def fusible(cell, view):
     """
     if view.fused == cell.version or view.flip is not None or cell.array.dtype != view.dtype:
         return None
-    shape = cell.array.shape
-    if cell.perm is not None:
-        shape = tuple(shape[p] for p in cell.perm)
-    return strides.plan(shape, view.size, view.stride, view.offset)
+    return strides.plan(_memory_dims(cell.array, cell.perm, view.dtype), view.size, view.stride, view.offset)
 
 
-def write(tensor, value):
-    """Put ``value`` (same shape and dtype as the tensor) where the tensor points."""
+def write(tensor, value, overlap=False):
+    """Put ``value`` (same shape and dtype as the tensor) where the tensor points.
+
+    RuntimeError for an expanded tensor, whose elements share memory, unless ``overlap`` says it is harmless.
+    """
     cell, view = tensor._cell, tensor._view
     trace = tracing.active
     if trace is not None:
@@ -226,41 +230,42 @@ def write(tensor, value):
         cell.array = value
         cell.version += 1
         return
+    shared = 0 in view.stride and any(s == 0 and n > 1 for s, n in zip(view.stride, view.size))
+    if shared and not overlap:
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                           "location. Please clone() the tensor before performing the operation.")
     base = cell_array(cell)
     with x64(cell.wide or view.dtype in dtypes.WIDE):
         stored = value if view.flip is None else view.flip(value)
         cell.array = write_view(base, cell.perm, view, stored)
     cell.version += 1
-    if trace is None:
-        overlapping = 0 in view.stride and any(s == 0 and n > 1 for s, n in zip(view.stride, view.size))
-        if not overlapping:
-            view.array, view.version = value, cell.version
+    if trace is None and strides.distinct(view.size, view.stride):
+        view.array, view.version = value, cell.version
 
 
 def write_view(base, perm, view, value):
-    """The cell array with ``value`` written through ``view``."""
-    original = base
-    if perm is not None:
-        base = jnp.transpose(base, perm)
-    ordered = base
-    if base.dtype != view.dtype:
-        base = _memory_as(base, view.dtype)
-    p = strides.plan(base.shape, view.size, view.stride, view.offset)
+    """The cell array with ``value`` written through ``view``; one compiled call for concrete arrays."""
+    p = strides.plan(_memory_dims(base, perm, view.dtype), view.size, view.stride, view.offset)
     starts = p.run_starts()
     if _concrete(base) and _concrete(value):
-        out = strides.compiled_write(p.key, p.moving)(base, value, *map(np.int32, starts))
-    else:
-        out = strides.write(p.key, p.moving, base, value, *starts)
-    if original.dtype != view.dtype:
-        out = jnp.reshape(_memory_as(out, original.dtype), ordered.shape)
-    if perm is not None:
-        out = jnp.transpose(out, np.argsort(perm).tolist())
-    return out
+        return _writer(p.key, p.moving, perm, view.dtype)(base, value, *map(_start, starts))
+    return _write(p.key, p.moving, perm, view.dtype, base, value, *starts)
 
 
-def _memory_as(array, dtype):
-    """Memory reinterpreted: a 1-d array of ``dtype`` over the same bytes, complex as (re, im) pairs."""
-    return _reinterpret(array, np.dtype(dtype)) if _concrete(array) else _bits(array, np.dtype(dtype))
+def _write(key, moving, perm, dtype, base, value, *starts):
+    ordered = base if perm is None else jnp.transpose(base, perm)
+    out = strides.write(key, moving, _memory(ordered, None, dtype), value, *starts)
+    if base.dtype != dtype:
+        out, old = _bits(out, base.dtype), jnp.reshape(ordered, (-1,))
+        if out.size < old.size:  # bytes at the end that make no whole element
+            out = jnp.concatenate([out, old[out.size:]])
+        out = jnp.reshape(out, ordered.shape)
+    return out if perm is None else jnp.transpose(out, np.argsort(perm).tolist())
+
+
+@functools.lru_cache(maxsize=16384)
+def _writer(key, moving, perm, dtype):
+    return jax.jit(functools.partial(_write, key, moving, perm, dtype))
 
 
 def _bits(array, dtype):
@@ -284,9 +289,6 @@ def _bits(array, dtype):
         pairs = jnp.reshape(flat, (-1, 2))
         flat = jax.lax.complex(pairs[:, 0], pairs[:, 1])
     return flat
-
-
-_reinterpret = jax.jit(_bits, static_argnums=1)
 
 
 def storage_numel(cell, dtype):

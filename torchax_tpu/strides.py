@@ -35,6 +35,58 @@ def extent(size, stride, offset=0):
 _tokens = {}
 
 
+def distinct(size, stride):
+    """Whether it is certain that no two elements of a view share memory."""
+    need = 1
+    for s, n in sorted((s, n) for n, s in zip(size, stride) if n != 1):
+        if s < need:
+            return False
+        need = s * (n - 1) + need
+    return True
+
+
+@functools.lru_cache(maxsize=16384)
+def result_order(shape, operands):
+    """Axes order of memory for a pointwise result of ``shape``, or None for row-major; torch's TensorIterator rule.
+
+    ``operands`` are (size, stride) pairs, in argument order.
+    """
+    n = len(shape)
+    padded = []
+    for size, stride in operands:
+        lead = n - len(size)
+        padded.append([0] * lead + [0 if a == 1 and b != 1 else s for a, b, s in zip(size, shape[lead:], stride)])
+    order = list(range(n - 1, -1, -1))  # fastest first
+
+    def compare(a, b):
+        for stride in padded:
+            if stride[a] == 0 or stride[b] == 0:
+                continue
+            if stride[a] != stride[b]:
+                return -1 if stride[a] < stride[b] else 1
+            if shape[a] > shape[b]:
+                return 1
+        return 0
+
+    if not all(_row_major(size, stride) for size, stride in operands if size == shape) or any(
+            size != shape for size, _ in operands):
+        for i in range(1, n):
+            at = i
+            for j in range(i - 1, -1, -1):
+                c = compare(order[j], order[at])
+                if c > 0:
+                    order[j], order[at] = order[at], order[j]
+                    at = j
+                elif c < 0:
+                    break
+    order = tuple(reversed(order))
+    return None if order == tuple(range(n)) else order
+
+
+def _row_major(size, stride):
+    return all(n == 1 or s == c for n, s, c in zip(size, stride, contiguous_strides(size)))
+
+
 class Plan:
     """How to read and write a view of memory with ``numel`` elements.
 
@@ -198,15 +250,3 @@ def write(key, moving, array, value, *starts):
     else:
         whole = lax.dynamic_update_slice(whole, value, full)
     return jnp.reshape(whole, array.shape)
-
-
-@functools.lru_cache(maxsize=16384)
-def compiled_read(key, moving):
-    """The jitted `read` of a plan."""
-    return jax.jit(functools.partial(read, key, moving))
-
-
-@functools.lru_cache(maxsize=16384)
-def compiled_write(key, moving):
-    """The jitted `write` of a plan."""
-    return jax.jit(functools.partial(write, key, moving))

@@ -59,6 +59,19 @@ def wrap(array, device):
     return tensor
 
 
+def wrap_permuted(array, device, perm):
+    """A new tensor that owns ``array``, with memory that runs through its axes in the order ``perm``."""
+    if perm is None:
+        return wrap(array, device)
+    dtype, wide = _WRAP[array.dtype]
+    tensor = _make(Tensor, array.shape, permuted_strides(array.shape, perm), 0, dtype=dtype, device=device)
+    cell = tensor._cell = Cell(array, wide, device)
+    tensor._view, cell.perm = None, perm
+    if tracing.active is not None:
+        tracing.active.created(cell)
+    return tensor
+
+
 def from_array(array, index=0, requires_grad=False):
     """A tensor on device ``index`` that shares the (immutable) ``array``."""
     if getattr(array, "weak_type", False):
@@ -504,11 +517,14 @@ def make_finish(op):
         if len(returns) == 1:
             if str(returns[0].type) == "List[Tensor]":
                 return (lambda out, args, kwargs, device: [wrap(o, device) for o in out]), False
+            if op.layout == "elementwise" or op.overload._schema.name.endswith("_like"):
+                return _finish_elementwise, False
             return (lambda out, args, kwargs, device: wrap(out, device)), False
         return _finish_many, False
     first = op.overload._schema.arguments[0]
     if mutates == (first.name,) and len(returns) == 1 and returns[0].alias_info is not None:
-        return _finish_inplace, True
+        idempotent = op.random or op.overload._schema.name.split("::")[1] in _OVERLAP_OK
+        return (_finish_idempotent if idempotent else _finish_inplace), True
     if mutates == (first.name,) and not returns and str(first.type) == "List[Tensor]":
         return _finish_inplace_list, True
     return _finish_mixed(op), False
@@ -518,6 +534,30 @@ def _host(out):
     if isinstance(out, jax.core.Tracer):
         raise errors.TraceError("a Python bool or number was asked of a traced tensor; use torch.where or torch.cond")
     return out.item()
+
+
+def _finish_elementwise(out, args, kwargs, device):
+    """A result whose strides follow the inputs', as TensorIterator's do."""
+    for a in args:
+        if type(a) is Tensor and (a._cell.perm is not None or a._view is not None):
+            break
+    else:
+        if "memory_format" not in kwargs:
+            return wrap(out, device)
+    wanted = kwargs.get("memory_format")
+    if wanted not in (None, torch.preserve_format):
+        return wrap_permuted(out, device, format_order(len(out.shape), wanted))
+    shaped = tuple(geometry(a)[:2] for a in args if type(a) is Tensor and a.dim())
+    return wrap_permuted(out, device, strides.result_order(tuple(out.shape), shaped))
+
+
+def format_order(ndim, memory_format):
+    """Axes order of memory that a memory_format asks for; None for row-major."""
+    if memory_format is torch.channels_last and ndim == 4:
+        return (0, 2, 3, 1)
+    if memory_format is torch.channels_last_3d and ndim == 5:
+        return (0, 2, 3, 4, 1)
+    return None
 
 
 def _finish_many(out, args, kwargs, device):
@@ -534,6 +574,15 @@ def _finish_inplace(out, args, kwargs, device):
     else:
         storage.write(target, out)
     return target
+
+
+# In-place ops which torch allows on expanded tensors: what they write doesn't depend on the order.
+_OVERLAP_OK = frozenset({"fill_", "zero_", "masked_fill_", "index_put_", "_index_put_impl_"})
+
+
+def _finish_idempotent(out, args, kwargs, device):
+    storage.write(args[0], out, True)
+    return args[0]
 
 
 def _finish_inplace_list(out, args, kwargs, device):
