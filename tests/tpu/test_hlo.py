@@ -2,17 +2,13 @@
 
 import pytest
 
-from torchax_tpu.tpu import hlo
+from torchax_tpu.tpu import costs, hlo
 
 LAYOUT = "{1,0:T(8,128)}"
 
 
 def walk(text):
-    return hlo.kernels_of(hlo.parse(text))
-
-
-def total(result, field):
-    return sum(getattr(k, field) * k.times for k in result.kernels)
+    return costs.kernels_of(hlo.parse(text))
 
 
 def loop(start, limit, step, direction, operands="%i, %limit"):
@@ -109,7 +105,7 @@ def brute_force(kernel, extent, positions, stride, low, lhs_dilate, rhs_dilate):
      (5, 7, 4, 3, 3, 3, 2), (2, 4, 9, 1, 3, 4, 3)],
 )  # fmt: skip
 def test_convolution_positions(case):
-    assert hlo._valid(*case) == brute_force(*case)
+    assert costs._valid(*case) == brute_force(*case)
 
 
 def one(body, signature="a: f32[1024,512]", result="f32[1024,512]", before=""):
@@ -155,7 +151,7 @@ def test_fusion_reads_only_the_slice_it_takes_also_through_bitcasts():
   %a = {big} parameter(0)
   %i = s32[]{{:S(6)}} parameter(1)
   ROOT %k = f32[8,512]{{1,0:T(8,128)S(1)}} fusion(%a, %i), kind=kLoop, calls=%f""", "a: f32[1024,512], i: s32[]", "f32[8,512]")
-    assert total(walk(text), "hbm_bytes") == 8 * 512 * 4
+    assert walk(text).total("hbm_bytes") == 8 * 512 * 4
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -182,7 +178,7 @@ def test_scatter_into_a_buffer_is_in_place_and_into_new_zeros_is_not(fresh):
   %u = f32[8,512]{{1,0:T(8,128)S(1)}} parameter(2)
   ROOT %k = {big} fusion(%a, %i, %u), kind=kCustom, calls=%f""")
     update = 8 * 512 * 4
-    assert total(walk(text), "hbm_bytes") == (1024 * 512 * 4 if fresh else 2 * update)
+    assert walk(text).total("hbm_bytes") == (1024 * 512 * 4 if fresh else 2 * update)
 
 
 def test_matmul_kernel_has_the_fusions_estimate_and_exact_flops():

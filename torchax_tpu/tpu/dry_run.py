@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import TorchaxTpuError
-from . import hlo
+from . import costs, hlo
 
 GIB = 1024**3
 
@@ -114,7 +114,7 @@ class Collective:
 class DryRun:
     """What a program needs and costs on one device of a TPU topology, as its compiler sees it.
 
-    All figures are per device and per call. `torchax_tpu/tpu/hlo.py` says how each is counted and how far to trust it.
+    All figures are per device and per call. `torchax_tpu/tpu/costs.py` says how each is counted and how far to trust it.
 
     topology, kind: as asked, and the chip's name. chips: of the topology. chips_used: those the program is sharded over
         (1: it runs on one, or the same on each). Where a chip shows two devices (v4, tpu7x), devices are counted here.
@@ -143,7 +143,7 @@ class DryRun:
     bandwidth: float | None
     message: str = ""
     _text: str = dataclasses.field(default="", repr=False)
-    _kernels: tuple[hlo.Kernel, ...] = dataclasses.field(default=(), repr=False)
+    _kernels: tuple[costs.Kernel, ...] = dataclasses.field(default=(), repr=False)
 
     def as_text(self) -> str:
         """The compiled program as XLA prints it. Raises TpuCompileError if it was too large to compile."""
@@ -158,7 +158,7 @@ class DryRun:
             return None
         return max(self.matmul_cycles / self.clock, self.hbm_bytes / self.bandwidth)
 
-    def largest(self, count: int = 10) -> list[hlo.Kernel]:
+    def largest(self, count: int = 10) -> list[costs.Kernel]:
         """The kernels that cost most, by their floor in time (a kernel's own figures, times how often it runs)."""
         clock, bandwidth = self.clock or 1e9, self.bandwidth or 1e12
 
@@ -247,7 +247,7 @@ def dry_run(
         return _too_large(answer["error"], chip, common)
     stats = answer["memory"]
     total = stats["arguments"] + stats["outputs"] - stats["aliased"] + stats["temporaries"]
-    walk = hlo.kernels_of(hlo.parse(answer["text"]))
+    walk = costs.kernels_of(hlo.parse(answer["text"]))
     collectives: dict[str, Collective] = {}
     custom_calls: dict[str, int] = {}
     for kernel in walk.kernels:
@@ -260,9 +260,9 @@ def dry_run(
         **common,
         memory=Memory(**stats, total=total, capacity=chip.hbm),
         fits=total <= chip.hbm,
-        flops=sum(k.flops * k.times for k in walk.kernels),
-        matmul_cycles=sum(k.matmul_cycles * k.times for k in walk.kernels),
-        hbm_bytes=sum(k.hbm_bytes * k.times for k in walk.kernels),
+        flops=walk.total("flops"),
+        matmul_cycles=walk.total("matmul_cycles"),
+        hbm_bytes=walk.total("hbm_bytes"),
         kernels=sum(k.times for k in walk.kernels if k.counted),
         collectives=collectives,
         custom_calls=custom_calls,
