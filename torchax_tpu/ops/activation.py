@@ -78,13 +78,13 @@ def _leaky_noise(key, self, lower, upper, training):
 
 @op(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default, random=True)
 def rrelu_with_noise(key, self, noise, lower=0.125, upper=1 / 3, training=False):
-    out, drawn = _leaky_noise(key, self, lower, upper, training)
-    return out, noise if drawn is None else drawn
+    return _leaky_noise(key, self, lower, upper, training)  # no noise: the argument stays as it was
 
 
 @op(aten.rrelu_with_noise_functional.default, random=True)
 def rrelu_with_noise_functional(key, self, noise, lower=0.125, upper=1 / 3, training=False):
-    return rrelu_with_noise(key, self, noise, lower, upper, training)
+    out, drawn = _leaky_noise(key, self, lower, upper, training)
+    return out, noise if drawn is None else drawn
 
 
 @pointwise(aten.rrelu_with_noise_backward.default, dtype=floating("grad_output", "self", "noise"))
