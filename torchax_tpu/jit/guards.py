@@ -34,8 +34,8 @@ class Guards:
         modules = [m for m, _ in trace.modules.values()]
         for module in modules:
             for table in (module._parameters, module._buffers):
-                self.same += [(table, k, v, module) for k, v in table.items()]
-            self._attributes(module.__dict__, module, trace)
+                self.same += [(table.get, k, v, module) for k, v in table.items()]
+            self._attributes({k: v for k, v in module.__dict__.items() if k[0] != "_"}, module, trace, module.__dict__.get)
         known = {id(m) for m in modules} | {id(s.optimizer) for s in self.optimizers}
         for root in roots:
             if id(root) not in known:
@@ -45,31 +45,31 @@ class Guards:
 
     def _root(self, root, trace):
         if isinstance(root, (list, tuple)):
-            self._attributes(dict(enumerate(root)), root, trace, root)
+            self._attributes(dict(enumerate(root)), root, trace, lambda k: root[k] if k < len(root) else _MISSING)
         elif isinstance(root, dict):
-            self._attributes(root, root, trace)
+            self._attributes(root, root, trace, root.get)
         elif not isinstance(root, (type, types.ModuleType, types.FunctionType, torch.Tensor, *PLAIN)):
-            self._attributes(getattr(root, "__dict__", None) or {}, root, trace)
+            table = getattr(root, "__dict__", None) or {}
+            self._attributes(table, root, trace, table.get)
 
-    def _attributes(self, table, owner, trace, container=None):
-        container = table if container is None else container
+    def _attributes(self, table, owner, trace, get):
         for k, v in table.items():
             if isinstance(v, torch.Tensor):
                 if id(v) in trace.tensors:
-                    self.same.append((container, k, v, owner))
+                    self.same.append((get, k, v, owner))
             elif isinstance(v, PLAIN) and k != "training":
-                self.equal.append((container, k, v, owner))
+                self.equal.append((get, k, v, owner))
 
     def broken(self):
         """None if the program fits, else the reason why it doesn't."""
         for m, training in self.modes:
             if m.training is not training:
                 return f"{type(m).__name__}.training changed to {m.training}"
-        for table, k, v, owner in self.same:
-            if _get(table, k) is not v:
+        for get, k, v, owner in self.same:
+            if get(k) is not v:
                 return f"{type(owner).__name__}.{k} is another object now"
-        for table, k, v, owner in self.equal:
-            now = _get(table, k)
+        for get, k, v, owner in self.equal:
+            now = get(k)
             if now is not v and (type(now) is not type(v) or now != v):
                 return f"{type(owner).__name__}.{k} changed from {v!r} to {now!r}"
         for t, c, needs in self.tensors:
@@ -85,8 +85,3 @@ class Guards:
                 return f"settings, parameters or state of {type(seen.optimizer).__name__} changed"
         return None
 
-
-def _get(table, key):
-    if isinstance(table, dict):
-        return table.get(key, _MISSING)
-    return table[key] if key < len(table) else _MISSING

@@ -196,7 +196,8 @@ class Program:
         values = []
         for s in self.sources:
             if s.kind == "cell":
-                values.append(storage.cell_array(s.what))
+                array = s.what.array
+                values.append(storage.fill_lazy(s.what) if array is None else array)
             else:
                 values.append(s.what() if s.kind == "value" else None)
         for i, a in self.arg_sources:
