@@ -12,7 +12,7 @@ def base(device, shape=(4, 6), dtype=torch.float32):
     n = 1
     for s in shape:
         n *= s
-    return torch.arange(n).reshape(shape).to(dtype).to(device)
+    return torch.arange(n).reshape(shape).to(dtype).clone().to(device)
 
 
 def describe(x):
@@ -161,6 +161,8 @@ WRITES = {
 @pytest.mark.parametrize("name", VIEWS)
 def test_write_through_view_and_base(name, write):
     """A write through the view reaches the base and a second view; a write to the base reaches both."""
+    if write == "add_" and "overlapping" in name:
+        write = "fill_"  # torch leaves reading and writing overlapping elements undefined
     sides = []
     for device in ("cpu", DEVICE):
         b = base(device)
@@ -449,7 +451,7 @@ def test_storage_identity():
         assert a.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
         assert a.untyped_storage().nbytes() == 96 == b.untyped_storage().nbytes()
         assert a.is_set_to(a.view(4, 6)) and not a.is_set_to(b) and not a.is_set_to(other)
-        assert torch._C._is_alias_of(a, b) and not torch._C._is_alias_of(a, other)
+        assert a.untyped_storage() is b.untyped_storage()
 
 
 VIEW_ERRORS = {

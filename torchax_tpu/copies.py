@@ -1,6 +1,8 @@
 """Ops that act on tensors rather than arrays: copies across devices, allocation, metadata mutation."""
 
+import gc
 import math
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -25,19 +27,11 @@ def to_cpu(tensor, what="copying to the CPU"):
     """A CPU tensor with the same values; dense permuted strides are kept, as torch does."""
     out = convert.array_to_cpu(_concrete(storage.read(tensor), what))
     if not tensor.is_contiguous() and tensor.numel():
-        perm = dense_order(tensor)
+        perm = _format_perm(tensor.shape, None, tensor)
         if perm is not None:
             fresh = torch.empty_strided(tensor.shape, T.permuted_strides(tuple(tensor.shape), perm), dtype=out.dtype)
             return fresh.copy_(out)
     return out
-
-
-def dense_order(tensor):
-    """Axes in memory order if the tensor is dense and not overlapping, else None."""
-    size, stride = tuple(tensor.shape), tensor.stride()
-    perm = sorted(range(len(size)), key=lambda i: (-stride[i], -size[i], i))
-    return tuple(perm) if T.permuted_strides(size, perm) == tuple(
-        s if n != 1 else T.permuted_strides(size, perm)[i] for i, (n, s) in enumerate(zip(size, stride))) else None
 
 
 def _format_perm(size, memory_format, source=None):
@@ -266,56 +260,78 @@ for _inplace, _view in ((aten.t_.default, aten.t.default), (aten.transpose_.defa
     special(_inplace)(_reshaped_in_place(_view))
 
 
-def _grow(cell, numel, dtype):
-    """Make the storage hold at least ``numel`` elements; old contents stay in front."""
-    have = storage.storage_numel(cell, dtype)
-    if have >= numel:
+def memory_dtype(cell):
+    """The numpy dtype of a cell's array."""
+    return cell.array.dtype if cell.array is not None else np.dtype(cell.lazy[1])
+
+
+def _sole(tensor):
+    """Whether no other tensor shares the storage."""
+    return sys.getrefcount(tensor._cell) <= 2
+
+
+def _pin(cell):
+    """Give every tensor that is the whole cell a view of its geometry: the array is about to change shape."""
+    for t in gc.get_referrers(cell):
+        if isinstance(t, T.Tensor) and t._cell is cell and t._view is None:
+            t._view = storage.View(*T.geometry(t), dtypes.to_jax(t.dtype))
+
+
+def grow(cell, numel, dtype, alone=False, shrink=False):
+    """Make the storage hold at least (``shrink``: exactly) ``numel`` elements of ``dtype``; contents stay in front.
+
+    ``alone`` says that only one tensor shows the storage, and that its geometry is set afterwards.
+    """
+    own = memory_dtype(cell)
+    need, have = -(-numel * np.dtype(dtype).itemsize // own.itemsize), storage.storage_numel(cell, own)
+    if have == need or have > need and not shrink:
+        return
+    if not alone:
+        _pin(cell)
+    if cell.array is None:
+        cell.lazy, cell.perm = ((need,), own), None
         return
     with storage.x64(cell.wide):
-        if cell.array is None:
-            cell.lazy = ((numel,), np.dtype(dtype))
-            return
         array = storage.cell_array(cell)
         flat = jnp.reshape(array if cell.perm is None else jnp.transpose(array, cell.perm), (-1,))
         if tracing.active is not None:
             tracing.active.note(cell)
-        cell.array, cell.perm = jnp.concatenate([flat, jnp.zeros(numel - flat.size, flat.dtype)]), None
+        flat = flat[:need] if have > need else jnp.concatenate([flat, jnp.zeros(need - have, own)])
+        cell.array, cell.perm = flat, None
     cell.version += 1
-
-
-def set_geometry(self, size, stride, offset):
-    """Give ``self`` new geometry over its own storage, growing the storage if need be."""
-    cell = self._cell
-    whole_before = self._view is None
-    need = strides.extent(size, stride, offset)
-    # A cell whose array changes shape may be shared by tensors which are "the whole cell": pin those to views.
-    if whole_before and (cell.array.shape if cell.array is not None else cell.lazy[0]) != size or \
-            storage.storage_numel(cell, dtypes.to_jax(self.dtype)) < need:
-        _grow(cell, need, dtypes.to_jax(self.dtype))
-    adopt(self, T.alias(self, tuple(size), tuple(stride), offset))
 
 
 @special(aten.resize_.default)
 def resize_(self, size, memory_format=None):
     size = tuple(size)
-    if size == tuple(self.shape):
+    if min(size, default=0) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    perm = T.format_order(len(size), memory_format)
+    if size == tuple(self.shape) and perm is None:
         return self
-    cell, numel = self._cell, math.prod(size)
-    if self._view is None and cell.array is None and numel >= math.prod(cell.lazy[0]):
-        fresh = T.lazy(size, self.dtype, cell.device)
-        cell.lazy, cell.perm = (size, cell.lazy[1]), None
-        fresh._cell = cell
-        adopt(self, fresh)
-        return self
-    perm = _format_perm(size, memory_format)
     stride = T.contiguous(size) if perm is None else T.permuted_strides(size, perm)
-    set_geometry(self, size, stride, T.geometry(self)[2])
+    alone, whole = _sole(self), self._view is None
+    cell, numel, dtype = self._cell, math.prod(size), dtypes.to_jax(self.dtype)
+    offset = T.geometry(self)[2]
+    if alone and whole and numel >= storage.storage_numel(cell, dtype):
+        if cell.array is not None:
+            grow(cell, numel, dtype, alone=True)
+            with storage.x64(cell.wide):
+                cell.array = jnp.reshape(storage.cell_array(cell), [size[p] for p in perm] if perm else size)
+                if perm:
+                    cell.array = jnp.transpose(cell.array, np.argsort(perm).tolist())
+        else:
+            cell.lazy = (size, cell.lazy[1])
+        cell.perm = perm
+    else:
+        grow(cell, strides.extent(size, stride, offset), dtype, alone=alone)
+    adopt(self, T.alias(self, size, stride, offset))
     return self
 
 
 @special(aten.resize_as_.default)
 def resize_as_(self, the_template, memory_format=None):
-    return self.resize_(the_template.shape)
+    return self.resize_(the_template.shape, memory_format=memory_format)
 
 
 @special(aten.set_.source_Tensor)
@@ -328,7 +344,7 @@ def set_tensor(self, source):
 def set_tensor_geometry(self, source, storage_offset, size, stride=()):
     size = tuple(size)
     stride = tuple(stride) or T.contiguous(size)
-    _grow(source._cell, strides.extent(size, stride, storage_offset), dtypes.to_jax(self.dtype))
+    grow(source._cell, strides.extent(size, stride, storage_offset), dtypes.to_jax(self.dtype))
     adopt(self, T.alias(source, size, stride, storage_offset))
     return self
 

@@ -122,16 +122,21 @@ def foreach_op(func, base):
     kinds = {a.name: str(a.type) for a in func._schema.arguments}
     names = [a.name for a in func._schema.arguments if not a.kwarg_only]
 
+    keyword_only = list(base.kwonly)
+
     def impl(*args, **kwargs):
-        listed = [n for n, a in zip(names, args) if kinds[n].startswith("List")]
-        count = len(args[0])
-        for n, a in zip(names, args):
-            if n in listed and len(a) != count:
+        listed = [kinds[n].startswith("List") for n, _ in zip(names, args)]
+        lists = [a for is_list, a in zip(listed, args) if is_list]
+        count = len(lists[0])
+        for a in lists:
+            if len(a) != count:
                 raise RuntimeError(f"Tensor lists must have the same number of tensors, got {count} and {len(a)}")
+        positional = len(base.names)
         out = []
         for i in range(count):
-            row = [a[i] if n in listed else a for n, a in zip(names, args)]
-            out.append(apply(base, row, kwargs))
+            row = [a[i] if is_list else a for is_list, a in zip(listed, args)]
+            # what is positional here can be keyword-only there (addcmul's value)
+            out.append(apply(base, row[:positional], kwargs | dict(zip(keyword_only, row[positional:]))))
         return out
 
     return Op(func, impl, static=base.static, wide=base.wide, origin="derived")
@@ -171,7 +176,8 @@ def _write_checked(target, result, func):
     from .dispatch import fit
     array = storage.read(result)
     with storage.x64(target._cell.wide or result._cell.wide):
-        storage.write(target, fit(array, T.t_struct(target), Op(func, None)))
+        storage.write(target, fit(array, T.t_struct(target), Op(func, None)),
+                      func._schema.name.split("::")[1] in T._OVERLAP_OK)
 
 
 # ---------------------------------------------------------------- decomposition

@@ -31,7 +31,7 @@ class Cell:
         version: counts writes; views compare it to know whether what they read is fresh.
     """
 
-    __slots__ = ("array", "perm", "wide", "device", "version", "lazy", "number", "__weakref__")
+    __slots__ = ("array", "perm", "wide", "device", "version", "lazy", "number", "proxy", "__weakref__")
 
     def __init__(self, array, wide, device):
         self.array, self.wide, self.device = array, wide, device

@@ -130,7 +130,10 @@ def permuted_strides(size, perm):
 def alias(tensor, size, stride, offset, dtype=None, flip=None):
     """A tensor over the same storage with other geometry (and dtype): what a view op returns."""
     cell = tensor._cell
-    dtype = tensor.dtype if dtype is None else dtype
+    if dtype is None:
+        dtype = tensor.dtype
+    elif dtype in dtypes.WIDE_TORCH:
+        cell.wide = True  # whoever touches the cell from now on needs 64-bit mode
     out = _make(Tensor, size, stride, offset, dtype=dtype, device=cell.device)
     out._cell = cell
     own = tensor._view
@@ -138,6 +141,9 @@ def alias(tensor, size, stride, offset, dtype=None, flip=None):
         None if flip is own.flip else lambda x, f=flip, g=own.flip: f(g(x)))
     out._view = None if flip is None and _is_whole(cell, size, stride, offset, dtype) else View(
         size, stride, offset, dtypes.TO_JAX[dtype], flip)
+    if flip is not None and dtype is tensor.dtype:  # torch's lazy bits travel with the view
+        torch._C._set_conj(out, tensor.is_conj())
+        torch._C._set_neg(out, tensor.is_neg())
     return out
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import storage
+from . import storage, strides
 from . import tensor as T
 from .copies import owned
 from .registry import SPECIAL, TABLE, aten, special
@@ -42,9 +42,18 @@ for _name in ("alias", "as_strided", "diagonal", "expand", "permute", "select", 
 # ---------------------------------------------------------------- scatter
 
 
+def _same_geometry(self):
+    """A copy of the whole storage, seen with the geometry of ``self``; a fresh tensor for expanded ones."""
+    if not strides.distinct(*T.geometry(self)[:2]):
+        return fresh(self)
+    cell = self._cell
+    out = T.wrap_permuted(storage.cell_array(cell), cell.device, cell.perm)
+    return T.alias(out, *T.geometry(self), dtype=self.dtype)
+
+
 def _scatterer(view):
     def scatter(self, src, *args, **kwargs):
-        out = fresh(self)
+        out = _same_geometry(self)
         target = view(out, *args, **kwargs)
         if target.shape != src.shape:
             raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
@@ -62,11 +71,7 @@ for _copy, _view in ((aten.select_scatter.default, aten.select.int), (aten.slice
 
 @special(aten.as_strided_scatter.default)
 def as_strided_scatter(self, src, size, stride, storage_offset=None):
-    cell = self._cell
-    array = storage.cell_array(cell)
-    out = T.wrap(array, cell.device)
-    out._cell.perm = cell.perm
-    out = T.alias(out, *T.geometry(self), dtype=self.dtype)
+    out = _same_geometry(self)
     target = aten.as_strided(out, size, stride, storage_offset)
     if target.shape != src.shape:
         raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
