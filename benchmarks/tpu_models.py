@@ -2,10 +2,10 @@
 
     python benchmarks/tpu_models.py [--topologies v5e:1x1,v6e:1x1] [--models demo,mlp,resnet,gpt] [--what train,forward]
 
-Both forms are compiled by libtpu (`torchax_tpu.dry_run`); nothing runs on a TPU and none is needed. The figures repeat to
-the digit. A torch step runs once on this machine first, so that its optimizer has its state, as in every later call.
-Targets for train steps: at most 1.03 times the matmul cycles, 1.10 times the HBM bytes and 1.10 times the temporaries of
-the hand-written form. Exit status 1 if one is missed. --largest N lists the N dearest kernels of both forms.
+Both forms are compiled by libtpu (`torchax_tpu.dry_run`); nothing runs on a TPU and none is needed. The figures repeat
+to the digit. A torch step runs once on this machine first, so that its optimizer has its state, as in every later call.
+Targets for train steps: at most 1.03 times the matmul cycles, 1.10 times the HBM bytes and 1.10 times the temporaries
+of the hand-written form. Exit status 1 if one is missed. --largest N lists the N dearest kernels of both forms.
 """
 
 import argparse
@@ -17,7 +17,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import torch
 from jax import lax
 
@@ -190,10 +189,12 @@ def compare(name, what, topology, dry_run, jit, count):
         met &= not missed
         scale = 1e6 if key in ("hbm_bytes", "temporaries") else 1
         form = ",.3f" if scale > 1 else ",.0f"
-        cells.append(f"{format(a[key] / scale, form):>11} /{format(b[key] / scale, form):>11} = {r:5.3f}{'!' if missed else ' '}")
-    print(f"{topology:<9}{name:<8}{what:<8}" + "  ".join(cells) + f"  {time.perf_counter() - started:5.1f} s", flush=True)
+        left, right = (format(f[key] / scale, form) for f in (a, b))
+        cells.append(f"{left:>11} /{right:>11} = {r:5.3f}{'!' if missed else ' '}")
+    seconds = time.perf_counter() - started
+    print(f"{topology:<9}{name:<8}{what:<8}" + "  ".join(cells) + f"  {seconds:5.1f} s", flush=True)
     if ours.custom_calls != hand.custom_calls:
-        print(f"    kernels without an estimate: ours {dict(ours.custom_calls)}, by hand {dict(hand.custom_calls)}")
+        print(f"    custom calls without an estimate: ours {dict(ours.custom_calls)}, by hand {dict(hand.custom_calls)}")
     if what == "train" and name != "demo":
         for other, forward in zoo.MODELS[name].others:
             fn, args = zoo_hand(name, what, forward)
@@ -214,12 +215,10 @@ def main():
     parser.add_argument("--largest", type=int, default=0, metavar="N")
     args = parser.parse_args()
 
-    import torchax_tpu
     from torchax_tpu.jit import jit
     from torchax_tpu.tpu import dry_run
 
-    print(f"torch {torch.__version__}, jax {jax.__version__}, numpy {np.__version__}; {torchax_tpu.__name__} / by hand = ratio, "
-          f"! over its target {TARGETS}")  # fmt: skip
+    print(f"torch {torch.__version__}, jax {jax.__version__}; torchax_tpu / by hand = ratio, ! over its target {TARGETS}")
     print(f"{'':<25}{'matmul cycles':^33}{'HBM traffic, MB':^34}{'temporaries, MB':^34}{'kernels':^32}")
     met = True
     for topology in args.topologies.split(","):

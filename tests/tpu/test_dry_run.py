@@ -29,7 +29,7 @@ def test_matmul_is_near_the_peak_of_the_matrix_unit():
     per_cycle = 2 * 4 * 128 * 128  # v5e: four 128x128 units
     assert 1.0 <= report.matmul_cycles / (2 * n**3 / per_cycle) <= 1.15
     assert report.hbm_bytes == 3 * n * n * 2
-    assert (report.chips, report.chips_used, report.kernels, report.kind) == (1, 1, 1, "TPU v5e")
+    assert (report.chips, report.devices_used, report.kernels, report.kind) == (1, 1, 1, "TPU v5e")
     assert report.fits and report.memory.total == 3 * n * n * 2 and report.memory.temporaries == 0
     assert report.floor_seconds == pytest.approx(report.matmul_cycles / 1.503e9)
     assert report.largest(1)[0].matmul_cycles == report.matmul_cycles
@@ -84,7 +84,7 @@ def test_sharded_program_reports_per_chip_with_its_collectives():
 
     args = sharded((1024, 1024), "data"), sharded((1024, 1024), None, "model")
     report = dry_run(lambda x, w: jnp.tanh(x @ w).sum(0), *args)
-    assert (report.chips, report.chips_used) == (4, 4)
+    assert (report.chips, report.devices_used) == (4, 4)
     assert report.flops == 2 * 1024**3 // 4
     assert report.memory.arguments == 2 * 1024 * 1024 * 2 // 2
     assert report.collectives["all-reduce"].count == 1
@@ -162,3 +162,57 @@ def test_plain_function_keeps_structure_of_its_arguments():
     pure, leaves, donated = program_of(lambda d, *, k: d["a"] - k, ({"a": jnp.ones(3)},), {"k": np.ones(3, np.float32)})
     assert len(leaves) == 2 and donated == ()
     assert float(pure(*leaves).sum()) == 0
+
+
+@needs_libtpu
+def test_torch_programs_have_their_state_lifted():
+    import torch
+
+    import torchax_tpu  # noqa: F401 - makes the device
+
+    layer = torch.nn.Linear(512, 256, bias=False).to("jax")
+    total = torch.zeros(128, 256, device="jax")
+    x = torch.ones(128, 512, device="jax")
+
+    def accumulate(x):
+        with torch.no_grad():
+            total.add_(layer(x))
+
+    report = dry_run(accumulate, x, topology="v5e:1x1")
+    assert report.flops == 2 * 128 * 256 * 512
+    assert report.memory.arguments == 4 * (128 * 512 + 512 * 256 + 128 * 256)
+    assert report.memory.aliased == 4 * 128 * 256  # the tensor written to is donated
+    assert total.sum().item() == 0  # nothing ran
+
+
+@needs_libtpu
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_torch_module_in_training(wrapped):
+    import torch
+
+    from torchax_tpu.jit import jit
+
+    layer = torch.nn.Linear(512, 256).to("jax")
+    report = dry_run(jit(layer) if wrapped else layer, torch.ones(128, 512, device="jax"))
+    assert report.flops == 2 * 128 * 256 * 512
+
+
+@needs_libtpu
+def test_torch_train_step():
+    import torch
+
+    layer = torch.nn.Linear(512, 256).to("jax")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = layer(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    before = layer.weight.detach().cpu().clone()
+    report = dry_run(step, torch.ones(128, 512, device="jax"))
+    assert report.flops == 2 * 2 * 128 * 256 * 512  # forward, and the gradient of the weight
+    assert report.memory.aliased >= 4 * 512 * 256
+    assert torch.equal(layer.weight.detach().cpu(), before)

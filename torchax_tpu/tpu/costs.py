@@ -91,7 +91,8 @@ def _valid(kernel: int, extent: int, positions: int, stride: int, low: int, lhs_
             total += max(0, end - first)
         else:  # holes repeat with this period
             period = lhs_dilate // math.gcd(lhs_dilate, stride)
-            hit = next((p for p in range(first, min(first + period, end)) if (p * stride + shift) % lhs_dilate == 0), None)
+            candidates = range(first, min(first + period, end))
+            hit = next((p for p in candidates if (p * stride + shift) % lhs_dilate == 0), None)
             total += 0 if hit is None else (end - 1 - hit) // period + 1
     return total
 
@@ -188,7 +189,7 @@ def hbm_bytes_of(module: Module, instruction: Instruction, computation: Computat
         return sum(s.bytes for s in shapes if s.space == HBM) * (2 if opcode == "all-reduce-start" else 1)
     if opcode in ("iota", "broadcast", "rng-bit-generator") and not instruction.operands:
         return sum(s.bytes for s in shapes if s.space == HBM)
-    if opcode == "custom-call" and instruction.target in _X64_CUSTOM_CALLS:  # renaming, unless it crosses to or from VMEM
+    if opcode == "custom-call" and instruction.target in _X64_CUSTOM_CALLS:  # renaming, unless it crosses VMEM's border
         halves = shapes if instruction.target != "X64Combine" else [
             shape for name in instruction.operands for shape in computation.instructions[name].shapes
         ]  # fmt: skip
@@ -232,7 +233,7 @@ class _Unknown(Exception):
 
 
 def _scalar(module: Module, computation: Computation, name: str, carried: dict[int, int]) -> int:
-    """Value of an integer scalar, given the loop-carried ones by their place in the tuple. _Unknown if it isn't plain."""
+    """Value of an integer scalar, given the loop-carried ones by their place in the tuple. Raises _Unknown."""
     instruction = computation.instructions[name]
     opcode = instruction.opcode
 

@@ -41,25 +41,23 @@ class TpuCompileError(TorchaxTpuError):
 class Chip:
     """Figures of one device of a TPU generation.
 
-    `clock` in Hz and `bandwidth` (HBM) in bytes/s are published, per chip: the clock is the published bf16 peak over the
-    multiply-adds of its matrix units per cycle, e.g. v5e 197e12 / (2 * 4 * 128 * 128). `hbm` is what libtpu 0.0.52 lets a
-    program use, in bytes, read from its out-of-memory message. None where no public figure gives it."""
+    `bandwidth` (of HBM, bytes/s) is published. `clock` (Hz) is the published bf16 peak over the flops of the matrix units
+    per cycle, e.g. v5e 197e12 / (2 * 4 * 128 * 128); None where their number isn't public. `hbm` (bytes) is what libtpu
+    0.0.52 lets a program use, read from its out-of-memory message."""
 
     name: str
     hbm: int
     clock: float | None
     bandwidth: float | None
-    cores: int = 1  # devices JAX shows per chip
-    rank: int = 2  # dimensions of its torus
 
 
-# v4 shows each TensorCore as a device; its figures are per TensorCore. tpu7x likewise, its clock isn't public.
+# v4 and tpu7x show two devices per chip: half the chip's bandwidth each.
 CHIPS = {
-    "v4": Chip("TPU v4", int(15.25 * GIB), 1.05e9, 1228e9 / 2, cores=2, rank=3),
+    "v4": Chip("TPU v4", int(15.25 * GIB), 1.05e9, 1228e9 / 2),
     "v5e": Chip("TPU v5e", int(15.75 * GIB), 1.503e9, 819e9),
-    "v5p": Chip("TPU v5p", int(95.73 * GIB), 1.75e9, 2765e9, rank=3),
+    "v5p": Chip("TPU v5p", int(95.73 * GIB), 1.75e9, 2765e9),
     "v6e": Chip("TPU v6e", int(31.24 * GIB), 1.751e9, 1640e9),
-    "tpu7x": Chip("TPU7x", int(94.74 * GIB), None, 7380e9 / 2, cores=2, rank=3),
+    "tpu7x": Chip("TPU7x", int(94.74 * GIB), None, 7380e9 / 2),
 }
 
 # Chips with a SparseCore send row gathers and scatters there; printing a program with such a call ends libtpu.
@@ -104,7 +102,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """How often one kind of collective runs per call, and the bytes of its larger side (operand or result) per device."""
+    """How often one kind of collective runs per call, and the bytes per device of its larger side, operand or result."""
 
     count: int
     bytes: int
@@ -114,22 +112,22 @@ class Collective:
 class DryRun:
     """What a program needs and costs on one device of a TPU topology, as its compiler sees it.
 
-    All figures are per device and per call. `torchax_tpu/tpu/costs.py` says how each is counted and how far to trust it.
+    All figures are per device and per call; `torchax_tpu/tpu/costs.py` says how each is counted and how far to trust it.
 
-    topology, kind: as asked, and the chip's name. chips: of the topology. chips_used: those the program is sharded over
-        (1: it runs on one, or the same on each). Where a chip shows two devices (v4, tpu7x), devices are counted here.
-    memory: bytes (see `Memory`). fits: whether it is within the chip's memory. If it isn't, costs are None.
-    flops: two per multiply-add of matmuls and convolutions. matmul_cycles: compiler's estimate for the kernels that hold
-        one. hbm_bytes: moved from and to HBM. kernels: launched. collectives: by kind.
-    custom_calls: kernels that carry no estimate (Pallas, XLA's own), by name. unknown_loops: loops whose trip count can't
-        be read; their bodies count once.
-    clock (Hz), bandwidth (bytes/s): of the chip, for `floor_seconds`.
+    topology, kind, chips: as asked, the chip's name and the topology's number of chips (v4 and tpu7x show two devices
+        per chip). devices_used: those the program is sharded over; 1 if it isn't.
+    memory: bytes (see `Memory`). fits: whether they are within the device's memory. If they aren't, costs are None.
+    flops: two per multiply-add of matmuls and convolutions. matmul_cycles: the compiler's estimate for the kernels that
+        hold one. hbm_bytes: moved from and to HBM. kernels: launched. collectives: by kind.
+    custom_calls: kernels that carry no estimate (Pallas, XLA's own), by name. unknown_loops: loops whose trip count
+        can't be read; their bodies count once.
+    clock (Hz), bandwidth (bytes/s): of the device, for `floor_seconds`. message: why it doesn't fit.
     """
 
     topology: str
     kind: str
     chips: int
-    chips_used: int
+    devices_used: int
     memory: Memory
     fits: bool
     flops: int | None
@@ -168,7 +166,7 @@ class DryRun:
         return sorted(self._kernels, key=cost, reverse=True)[:count]
 
     def __str__(self) -> str:
-        used = "one device" if self.chips_used == 1 else f"{self.chips_used} devices"
+        used = "one device" if self.devices_used == 1 else f"{self.devices_used} devices"
         lines = [f"{self.topology}: {self.chips} x {self.kind}; the program uses {used}. Per device:"]
 
         def row(name, value, note=""):
@@ -187,7 +185,8 @@ class DryRun:
         cycles, seconds = f"{self.matmul_cycles:,}", self.clock and self.matmul_cycles / self.clock
         row("matmul cycles", cycles, f"{seconds * 1e6:,.1f} us at {self.clock / 1e9:g} GHz" if self.clock else "")
         seconds = self.bandwidth and self.hbm_bytes / self.bandwidth
-        row("HBM traffic", _mb(self.hbm_bytes), f"{seconds * 1e6:,.1f} us at {self.bandwidth / 1e9:g} GB/s" if seconds else "")
+        note = f"{seconds * 1e6:,.1f} us at {self.bandwidth / 1e9:g} GB/s" if self.bandwidth else ""
+        row("HBM traffic", _mb(self.hbm_bytes), note)
         row("kernels", f"{self.kernels:,}")
         for kind, collective in self.collectives.items():
             row(kind, f"{collective.count:,}", _mb(collective.bytes))
@@ -217,8 +216,8 @@ def dry_run(
 
     fn: what `torchax_tpu.jit` returned, a torch function or module (wrapped in it), or a JAX function, jitted or not.
         Its state (parameters, buffers, optimizer state) is lifted to arguments, as when it runs.
-    args, kwargs: what it would be called with; for a JAX function `jax.ShapeDtypeStruct` will do. Shardings over any mesh
-        (`jax.sharding.AbstractMesh` too) are kept; the program then takes as many devices of the topology.
+    args, kwargs: what it would be called with; for a JAX function `jax.ShapeDtypeStruct` will do. Shardings over any
+        mesh (`jax.sharding.AbstractMesh` too) are kept; the program then takes as many devices of the topology.
     topology: generation and chips, e.g. "v5e:1x1", "v5e:2x2", "v6e:4x4", "v5p:2x2x1".
     compiler_options: passed on to the TPU compiler. timeout: seconds the compiler may take.
 
@@ -238,8 +237,8 @@ def dry_run(
     common = {
         "topology": topology,
         "kind": chip.name,
-        "chips": answer.get("devices", chips * chip.cores),
-        "chips_used": partitions,
+        "chips": chips,
+        "devices_used": partitions,
         "clock": chip.clock,
         "bandwidth": chip.bandwidth,
     }
@@ -331,7 +330,8 @@ def _compile(lowered: Any, topology: str, options: dict[str, str], timeout: floa
         try:
             done = subprocess.run(
                 [sys.executable, child, paths["request"], paths["answer"]],
-                env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout,
+                env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                timeout=timeout,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise TpuCompileError(f"the TPU compiler didn't end within {timeout:g} s for {topology}") from None
