@@ -142,7 +142,7 @@ def _max_by_axis(x, axes):
                 continue
             take = v > best
             if v.dtype.kind not in "iu":
-                take = take | (v != v)
+                take = take | jnp.isnan(v)
             if not isinstance(first, bool) and first.any():
                 take = take | _along(first, axis, x.ndim)
             best, where = jnp.where(take, v, best), jnp.where(take, j, where)
