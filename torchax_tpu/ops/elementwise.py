@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..dtypes import cast, complex_to_float, promote, promote_exact, to_float
+from ..dtypes import Rule, cast, complex_to_float, promote, promote_exact, to_float
 from ..registry import aten, op
 from ._pointwise import Only, constant, float_only, float_or_complex, floating, integral, kind, one, real, run
 
@@ -28,15 +28,25 @@ def add(self, other, alpha=1):
     return self + (other if one(alpha) else _scaled(other, alpha, "alpha"))
 
 
-@op(aten.sub.Tensor, aten.sub.Scalar, dtype=promote, layout="elementwise")
+class _NoBool(Rule):
+    """Promotion which refuses bool operands even next to other dtypes."""
+
+    def resolve(self, operands):
+        if any(kind(x) == "b" for x in operands):
+            raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
+                               "to invert a mask, use the `~` or `logical_not()` operator instead.")
+        return super().resolve(operands)
+
+
+_difference = _NoBool("promote", promote.kind)
+
+
+@op(aten.sub.Tensor, aten.sub.Scalar, dtype=_difference, layout="elementwise")
 def sub(self, other, alpha=1):
-    if self.dtype == jnp.bool_:
-        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to "
-                           "invert a mask, use the `~` or `logical_not()` operator instead.")
     return self - (other if one(alpha) else _scaled(other, alpha, "alpha"))
 
 
-@op(aten.rsub.Tensor, aten.rsub.Scalar, dtype=promote, layout="elementwise")
+@op(aten.rsub.Tensor, aten.rsub.Scalar, dtype=_difference, layout="elementwise")
 def rsub(self, other, alpha=1):
     return sub(other, self, alpha)
 
