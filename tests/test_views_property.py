@@ -65,7 +65,7 @@ WRITES = {
     "mul": lambda v, k: v.mul_(2),
     "copy": lambda v, k: v.copy_(torch.full(v.shape, k, dtype=v.dtype).to(v.device)),
     "item": lambda v, k: v.__setitem__((0,) * v.dim(), k),
-    "out": lambda v, k: torch.neg(v.clone(), out=v),
+    "out": lambda v, k: torch.mul(v.clone(), k, out=v),
 }
 
 action = st.one_of(

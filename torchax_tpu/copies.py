@@ -210,7 +210,7 @@ def _broadcast_to(array, shape):
 
 @special(aten._copy_from.default)
 def copy_from(self, dst, non_blocking=False):
-    return dst.copy_(self)
+    return copy_(dst, self)  # not dst.copy_: this is reached with the Python key off
 
 
 @special(aten._copy_from_and_resize.default)

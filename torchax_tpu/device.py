@@ -76,9 +76,13 @@ _libraries = []
 # Tensorless ops whose default kernels would decompose: they arrive whole.
 FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low", "randperm", "arange.start_step",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
-             "randn.generator", "randint.generator", "randint.low_generator", "randperm.generator")
+             "randn.generator", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
 WHOLE = ("linear", "matmul", "matmul.out")
+
+
+# Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
+UNDER = ("_copy_from",)
 
 
 def _single_thread_backward():
@@ -102,7 +106,7 @@ def setup():
     fallback.fallback(factory, "PrivateUse1")
     lib = torch.library.Library("aten", "IMPL")
     _libraries[:] = [fallback, lib]
-    for name in FACTORIES + WHOLE:
+    for name in FACTORIES + WHOLE + UNDER:
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         lib.impl(name, lambda *a, _op=op, **k: factory(_op, *a, **k), "PrivateUse1")

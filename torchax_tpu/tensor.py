@@ -162,6 +162,8 @@ def explain(func, args, kwargs, error):
     """The error a user should see: torch's own from its meta kernel if it refuses too, else ours."""
     if isinstance(error, (errors.TorchaxTpuError, IndexError, NotImplementedError)):
         return error
+    if type(error) is RuntimeError:  # said by our own impl; meta kernels written in Python may stumble elsewhere
+        return _ours(func, args, kwargs, error)
     try:
         _on_meta(func, args, kwargs)
     except Exception as torch_error:  # torch's class, and torch's words with the op and shapes added
