@@ -36,7 +36,7 @@ def _c2c(x, dim, forward):
     kind = lax.FftType.FFT if forward else lax.FftType.IFFT
     for i in range(0, len(dim), 3):
         part = [d % x.ndim for d in dim[i: i + 3]]
-        sizes = [x.shape[d] for d in part]
+        sizes = tuple(x.shape[d] for d in part)
         x = _over_last(x, part, lambda v, sizes=sizes: lax.fft(v, kind, sizes))
         if not forward:  # XLA divides by n
             x = x * np.asarray(np.prod(sizes), x.real.dtype)
@@ -65,7 +65,7 @@ def _fft_r2c(self, dim, normalization, onesided):
     if not onesided:
         return _scaled(_c2c(self.astype(to), dim, True), n, normalization)
     last = dim[-1]
-    out = _over_last(self, [last], lambda v: lax.fft(v, lax.FftType.RFFT, [v.shape[-1]]))
+    out = _over_last(self, [last], lambda v: lax.fft(v, lax.FftType.RFFT, (v.shape[-1],)))
     return _scaled(_c2c(out, dim[:-1], True) if dim[:-1] else out, n, normalization)
 
 
@@ -88,5 +88,5 @@ def _fft_c2r(self, dim, normalization, last_dim_size):
         x = lax.slice_in_dim(x, 0, half, axis=last)
     elif have < half:
         x = jnp.pad(x, [(0, half - have) if i == last else (0, 0) for i in range(x.ndim)])
-    out = _over_last(x, [last], lambda v: lax.fft(v, lax.FftType.IRFFT, [last_dim_size]))
+    out = _over_last(x, [last], lambda v: lax.fft(v, lax.FftType.IRFFT, (last_dim_size,)))
     return _scaled(out * np.asarray(last_dim_size, out.dtype), n, normalization)

@@ -121,27 +121,34 @@ def linalg_lu_solve(LU, pivots, B, left=True, adjoint=False):
     return mh(_lu_solve(LU, perm, mh(B), not adjoint))
 
 
-# torch factors A^T when A is contiguous and real (it saves LAPACK a copy), and its gradient formulas count on it.
+_solve = private("solve(Tensor A, Tensor B, bool left) -> (Tensor, Tensor, Tensor, Tensor)")
 
 
-def _factor(A):
-    transposed = A.is_contiguous() and not A.is_complex()
-    return transposed, _lu_factor(A.mT if transposed else A)
+@op(_solve)
+def solve(A, B, left):
+    matrices(A, "linalg.solve", square=True)
+    vector = B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
+    if vector and not left:
+        raise RuntimeError("linalg.solve: Vector broadcasting of the left hand side is not supported for left=False.")
+    if A.dtype != B.dtype:
+        raise RuntimeError(f"linalg.solve: Expected A and B to have the same dtype, but found {A.dtype.name} and "
+                           f"{B.dtype.name} instead")
+    lu, pivots, _, info = _lu(A)
+    x = linalg_lu_solve(lu, pivots + 1, B[..., None] if vector else B, left)
+    return (x[..., 0] if vector else x), lu, pivots + 1, info
 
 
 @special(aten._linalg_solve_ex.default)
 def _linalg_solve_ex(A, B, *, left=True, check_errors=False):
-    if A.dim() < 2 or A.shape[-1] != A.shape[-2]:
-        raise RuntimeError("linalg.solve: A must be batches of square matrices, but they are "
-                           f"{A.shape[-2] if A.dim() > 1 else 0} by {A.shape[-1] if A.dim() else 0} matrices")
-    vector = B.dim() == 1 or (A.dim() - 1 == B.dim() and B.shape == A.shape[:-1])
-    if vector and not left:
-        raise RuntimeError("linalg.solve: Vector broadcasting of the left hand side is not supported for left=False.")
-    transposed, (LU, pivots, info) = _factor(A)
-    X = aten.linalg_lu_solve(LU, pivots, B.unsqueeze(-1) if vector else B, left=left, adjoint=transposed)
+    out = _solve(A, B, left)
     if check_errors:
-        aten._linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
-    return (X.squeeze(-1) if vector else X), LU, pivots, info
+        aten._linalg_check_errors(out[3], "torch.linalg.solve_ex", is_matrix=A.dim() == 2)
+    return out
+
+
+def _factor(A):
+    """LU of A^T where A is contiguous and real: torch's determinants do so, and their gradients count on it."""
+    return _lu_factor(A.mT if A.is_contiguous() and not A.is_complex() else A)
 
 
 _det_of_lu = private("det_of_lu(Tensor LU, Tensor pivots) -> (Tensor, Tensor, Tensor)")
@@ -166,14 +173,14 @@ def _square(A, name):
 @special(aten._linalg_det.default)
 def _linalg_det(A):
     _square(A, "linalg.det")
-    _, (LU, pivots, _) = _factor(A)
+    LU, pivots, _ = _factor(A)
     return _det_of_lu(LU, pivots)[0], LU, pivots
 
 
 @special(aten._linalg_slogdet.default)
 def _linalg_slogdet(A):
     _square(A, "linalg.slogdet")
-    _, (LU, pivots, _) = _factor(A)
+    LU, pivots, _ = _factor(A)
     _, sign, logabs = _det_of_lu(LU, pivots)
     return sign, logabs, LU, pivots
 
