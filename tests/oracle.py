@@ -27,7 +27,7 @@ def ops(names=None):
 def to_device(x):
     """The same pytree on the device: leaves keep requires_grad, non-contiguous strides are kept as views."""
     def move(t):
-        if isinstance(t, torch.device):
+        if isinstance(t, torch.device) or isinstance(t, str) and t == "cpu":
             return torch.device(DEVICE)
         if not isinstance(t, torch.Tensor):
             return t

@@ -2,7 +2,7 @@
 
 from . import config, errors
 from . import ops as _ops
-from . import copies as _copies, device as _device, methods as _methods, routes as _routes, untyped as _untyped, viewcopies as _viewcopies
+from . import copies as _copies, device as _device, methods as _methods, ranges as _ranges, routes as _routes, untyped as _untyped, viewcopies as _viewcopies
 from .tensor import Tensor
 
 _device.setup()

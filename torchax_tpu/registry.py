@@ -162,6 +162,23 @@ def functional_twin(overload):
     return None
 
 
+FACTORY_ARGUMENTS = ("dtype", "layout", "device", "pin_memory")
+
+
+def factory_twin(overload):
+    """The factory that an ``out=`` overload of one belongs to (zeros.out -> zeros.default), or None."""
+    written = mutated_args(overload)
+    namespace, name = overload._schema.name.split("::")
+    wanted = _signature(overload, written)
+    packet = _packet(namespace, name[:-len("_out")] if name.endswith("_out") else name)
+    for o in packet.overloads() if packet is not None and len(written) == 1 else ():
+        twin = getattr(packet, o)
+        if not mutated_args(twin) and _signature(twin, FACTORY_ARGUMENTS) == wanted and any(
+                a.name == "device" for a in twin._schema.arguments):
+            return twin
+    return None
+
+
 def foreach_element(overload):
     """The single-tensor overload that a functional ``_foreach_*`` overload maps over, or None."""
     namespace, name = overload._schema.name.split("::")

@@ -50,6 +50,8 @@ def resolve(func):
     if func.namespace == "prims" and hasattr(func, "_overloadpacket"):
         return (lambda args, kwargs: func.prim_impl(*args, **kwargs) if hasattr(func, "prim_impl")
                 else func.op.impl_aten(*args, **kwargs)), "decomposed"
+    if registry.mutated_args(func) and registry.factory_twin(func) is not None:
+        return factory_out(func, registry.factory_twin(func)), "derived"
     if registry.mutated_args(func) and registry.functional_twin(func) is not None:
         return through_twin(func, registry.functional_twin(func)), "derived"
     return host_handler(func), "fallback"
@@ -60,25 +62,45 @@ def resolve(func):
 
 def make_view_handler(func, fast):
     """A view: new geometry over the same storage, no device work."""
+    geometry, alias = T.geometry, T.alias
     strided = func is aten.as_strided.default  # only there can the caller ask for more than the storage holds
 
-    def handler(args, kwargs):
-        self = args[0]
-        size, stride, offset = T.geometry(self)
+    memo = {}  # (geometry, arguments) -> Geometry
+
+    def work_out(self, size, stride, offset, args, kwargs):
         g = views.Geometry(size, stride, offset)
         try:
             if fast is None:
                 raise views.Unsure
-            out = fast(g, *args[1:], **kwargs)
+            return fast(g, *args[1:], **kwargs)
         except views.Unsure:
             g.dtype = self.dtype
-            out = views.by_meta(func, g, storage.storage_numel(self._cell, dtypes.to_jax(self.dtype)), args[1:], kwargs)
+            return views.by_meta(func, g, storage.storage_numel(self._cell, dtypes.to_jax(self.dtype)), args[1:], kwargs)
+
+    def handler(args, kwargs):
+        self = args[0]
+        size, stride, offset = geometry(self)
+        if fast is not None and not kwargs:
+            rest = args[1:]
+            if len(rest) == 1 and type(rest[0]) is list:
+                rest = tuple(rest[0])
+            key = (size, stride, offset, rest)
+            try:
+                out = memo.get(key)
+                if out is None:
+                    if len(memo) > 8192:
+                        memo.clear()
+                    out = memo[key] = work_out(self, size, stride, offset, args, kwargs)
+            except TypeError:  # a list among the arguments doesn't hash
+                out = work_out(self, size, stride, offset, args, kwargs)
+        else:
+            out = work_out(self, size, stride, offset, args, kwargs)
         if type(out) is list:
-            return [T.alias(self, o.size, o.stride, o.offset, o.dtype) for o in out]
+            return [alias(self, o.size, o.stride, o.offset, o.dtype) for o in out]
         if strided and strides_exceed(self, out):
             raise RuntimeError(f"{func}: size {list(out.size)}, stride {list(out.stride)}, offset {out.offset} need more "
                                "elements than the storage holds")
-        return T.alias(self, out.size, out.stride, out.offset, out.dtype)
+        return alias(self, out.size, out.stride, out.offset, out.dtype)
 
     return handler
 
@@ -168,6 +190,19 @@ def through_twin(func, twin):
         if not schema.returns:
             return None
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    return handler
+
+
+def factory_out(func, twin):
+    """``out=`` of a factory: made with out's dtype on out's device, then written."""
+    name = registry.mutated_args(func)[0]
+
+    def handler(args, kwargs):
+        given = dict(kwargs)
+        out = given.pop(name)
+        T.write_out(out, storage.read(twin(*args, **given, dtype=out.dtype, device=out.device)), func)
+        return out
 
     return handler
 
