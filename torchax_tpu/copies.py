@@ -171,14 +171,17 @@ def copy_(self, src, non_blocking=False):
         return self.copy_(to_cpu(src))
     want = dtypes.to_jax(self.dtype)
     if isinstance(src, T.Tensor):
-        array = storage.read(src)
+        array = src._cell.array
+        if (src._view is None or src._view.flip is not None or self._view is None or tracing.active is not None
+                or array is None or array.shape != () or array.dtype != dtypes.to_jax(src.dtype)):
+            array = storage.read(src)  # else: an expanded number, which the write spreads by itself
         if src._cell.device is not self._cell.device:
             array = convert.to_array_on(array, self._cell.device.index)
     else:
         array = _from_cpu(src, self._cell.device.index)
     if array.dtype != want:
         array = _cast(array, want)
-    if array.shape != tuple(self.shape):
+    if array.shape != tuple(self.shape) and (array.shape or self._view is None):
         array = _broadcast(array, tuple(self.shape))
     storage.write(self, array)
     return self

@@ -218,7 +218,7 @@ def fusible(cell, view):
 
 
 def write(tensor, value, overlap=False):
-    """Put ``value`` (same shape and dtype as the tensor) where the tensor points.
+    """Put ``value`` (same dtype and shape as the tensor; of a view also a 0-d array) where the tensor points.
 
     RuntimeError for an expanded tensor, whose elements share memory, unless ``overlap`` says it is harmless.
     """
@@ -239,7 +239,7 @@ def write(tensor, value, overlap=False):
         stored = value if view.flip is None else view.flip(value)
         cell.array = write_view(base, cell.perm, view, stored)
     cell.version += 1
-    if trace is None and strides.distinct(view.size, view.stride):
+    if trace is None and value.shape == view.size and strides.distinct(view.size, view.stride):
         view.array, view.version = value, cell.version
 
 
@@ -254,6 +254,7 @@ def write_view(base, perm, view, value):
 
 def _write(key, moving, perm, dtype, base, value, *starts):
     ordered = base if perm is None else jnp.transpose(base, perm)
+    value = jnp.broadcast_to(value, key[4])
     out = strides.write(key, moving, _memory(ordered, None, dtype), value, *starts)
     if base.dtype != dtype:
         out, old = _bits(out, base.dtype), jnp.reshape(ordered, (-1,))

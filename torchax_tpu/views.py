@@ -175,7 +175,8 @@ def _expand(g, size, implicit=False):
     return Geometry(tuple(out), tuple(stride), g.offset)
 
 
-@view(aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.view_as.default)
+@view(aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten._fw_primal.default,
+      aten._make_dual.default)
 def _same(g, *_):
     return g
 
@@ -245,5 +246,5 @@ BY_META = frozenset({
     aten.split.sizes, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten.unsafe_chunk.default,
     aten.chunk.default, aten.tensor_split.sections, aten.tensor_split.indices, aten.hsplit.int, aten.vsplit.int,
     aten.dsplit.int, aten.hsplit.array, aten.vsplit.array, aten.dsplit.array, aten.expand_as.default,
-    aten.unflatten.int, aten.mT.default, aten.numpy_T.default,
+    aten.unflatten.int, aten.slice_inverse.default, aten._test_autograd_multiple_dispatch_view.default, aten.mT.default, aten.numpy_T.default,
 })
