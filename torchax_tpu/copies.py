@@ -122,7 +122,8 @@ def _cast(array, dtype):
     if array.dtype == dtype:
         return array
     if isinstance(array, jax.core.Tracer):
-        return dtypes.cast(array, dtype)
+        with storage.x64(array.dtype in dtypes.WIDE or dtype in dtypes.WIDE):
+            return dtypes.cast(array, dtype)
     fn = _convert.get(dtype)
     if fn is None:
         fn = _convert[dtype] = jax.jit(lambda x: dtypes.cast(x, dtype))
@@ -192,7 +193,8 @@ _broadcasts = {}
 
 def _broadcast(array, shape):
     if isinstance(array, jax.core.Tracer):
-        return _broadcast_to(array, shape)
+        with storage.x64(array.dtype in dtypes.WIDE):
+            return _broadcast_to(array, shape)
     fn = _broadcasts.get(shape)
     if fn is None:
         fn = _broadcasts[shape] = jax.jit(lambda x: _broadcast_to(x, shape))

@@ -139,6 +139,66 @@ for _func in (aten.index_put.default, aten.index_put_.default, aten._index_put_i
     SPECIAL[_func] = _writer(_func)
 
 
+# ---------------------------------------------------------------- x[i] with a traced 0-d i
+
+# torch's own indexing asks a 0-d integer tensor for its value; under a trace it has none yet.
+
+
+def _number(x):
+    return type(x) is T.Tensor and x.dim() == 0 and not x.is_floating_point() and x.dtype not in _MASKS
+
+
+def _parts(self, key):
+    """(view with the basic parts of the key applied, 0-d indices per dim, other index tensors per dim), or None."""
+    key = key if isinstance(key, tuple) else (key,)
+    if not any(map(_number, key)) or any(isinstance(k, (list, bool)) or isinstance(k, torch.Tensor) and k.dtype in _MASKS
+                                         for k in key):
+        return None
+    if not any(k is Ellipsis for k in key):
+        key = (*key, Ellipsis)
+    basic = tuple(slice(None) if isinstance(k, torch.Tensor) else k for k in key)
+    view, numbers, others, d = _getitem(self, basic), {}, {}, 0
+    for k in key:
+        if k is Ellipsis:
+            d += self.dim() - sum(e is not None and e is not Ellipsis for e in key)
+        elif not isinstance(k, int):
+            if isinstance(k, torch.Tensor):
+                (numbers if _number(k) else others)[d] = k
+            d += 1
+    return view, numbers, others
+
+
+def _listed(places):
+    return [places.get(d) for d in range(max(places) + 1)]
+
+
+def getitem(self, key):
+    """``x[key]``; a 0-d integer tensor in the key stays on the device while a program is traced."""
+    parts = None if storage.tracing.active is None else _parts(self, key)
+    if parts is None:
+        return _getitem(self, key)
+    view, numbers, others = parts
+    out = aten.index(view, _listed(numbers))
+    if others:
+        out = aten.index(out, _listed({d - sum(n < d for n in numbers): t for d, t in others.items()}))
+    return out
+
+
+def setitem(self, key, value):
+    """``x[key] = value``, likewise."""
+    parts = None if storage.tracing.active is None else _parts(self, key)
+    if parts is None or parts[2]:
+        return _setitem(self, key, value)
+    view, numbers, _ = parts
+    value = value.to(self.dtype) if isinstance(value, torch.Tensor) else torch.full(
+        (), value, dtype=self.dtype, device=self.device)
+    aten.index_put_(view, _listed(numbers), value)
+
+
+_getitem, _setitem = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+T.Tensor.__getitem__, T.Tensor.__setitem__ = getitem, setitem
+
+
 # ---------------------------------------------------------------- range checks (config.check_indices)
 
 

@@ -207,3 +207,34 @@ def test_nonzero_forms():
                            (torch.nonzero(ref), ref.argwhere(), torch.nonzero(ref, as_tuple=True)))
     got = torch.nonzero_static((source("jax", (3, 4)) % 3), size=10)
     assert got.cpu().tolist()[-2:] == [[-1, -1]] * 2
+
+
+TRACED = {
+    "first": lambda x, i: x[i],
+    "middle": lambda x, i: x[:, i],
+    "last": lambda x, i: x[..., i],
+    "two": lambda x, i: x[i, :, i],
+    "none": lambda x, i: x[None, i, 1:],
+    "with_tensor": lambda x, i: x[i, ix("jax", 0, 2)],
+    "write": lambda x, i: x.clone().index_put_((i,), torch.tensor(5.0)),
+    "mask_scalar": lambda x, i: _write(x, x > 50, 0.0),
+    "mask_rows": lambda x, i: _write(x, x > 117, torch.tensor([5.0, 6.0]).to("jax")),
+    "set_middle": lambda x, i: _write(x, (slice(None), i), torch.arange(6.0).to("jax")),
+    "set_first": lambda x, i: _write(x, i, 3),
+    "one_hot": lambda x, i: torch.nn.functional.one_hot(i[None], 4),
+}
+
+
+def _write(x, key, value):
+    x = x.clone()
+    x[key] = value
+    return x
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_traced_indices(name):
+    """The same inside one compiled program: an index stays on the device there."""
+    from torchax_tpu.jit import jit
+
+    x, i = source("jax"), torch.tensor(2).to("jax")
+    oracle.assert_same(jit(TRACED[name])(x, i), TRACED[name](x, i).cpu())
