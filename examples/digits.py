@@ -79,11 +79,10 @@ def train(data, device, *, epochs, batch_size, seed, jit=None, label=""):
     steps = len(train_x) // batch_size
     # A new learning rate at every step: a compiled step must see it, and not recompile.
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs * steps)
-    traced = 0
+    ran = [0]  # a list: a jitted function compiles anew when a number it closes over changes
 
     def step(x, y):
-        nonlocal traced
-        traced += 1  # runs when Python does: at each call in eager, once under jit
+        ran[0] += 1  # runs when Python does: at each call in eager, once under jit
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y, label_smoothing=0.05)
         loss.backward()
@@ -122,7 +121,7 @@ def train(data, device, *, epochs, batch_size, seed, jit=None, label=""):
         "accuracy": accuracy,
         "steps_per_second": rate,
         "first_step": first,
-        "traced": traced,
+        "python_ran": ran[0],
         "steps": epochs * steps,
     }
 
@@ -161,7 +160,7 @@ def main():
     for label, r in results.items():
         print(
             f"{label:>9}  {r['losses'][-1]:7.4f}  {r['accuracy']:8.2%}  {r['steps_per_second']:8.1f}"
-            f"  {r['first_step']:9.2f}s  {r['traced']} of {r['steps']} steps"
+            f"  {r['first_step']:9.2f}s  {r['python_ran']} of {r['steps']} steps"
         )
     low = [label for label, r in results.items() if r["accuracy"] < ACCURACY]
     if low:
