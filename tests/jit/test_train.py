@@ -15,7 +15,7 @@ DEVICE = "jax"
 class Net(nn.Module):
     def __init__(self, p=0.0):
         super().__init__()
-        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.conv = nn.Conv2d(1, 4, 3, padding=1, bias=False)  # a bias before batch norm has only noise for a gradient
         self.bn = nn.BatchNorm2d(4)
         self.drop = nn.Dropout(p)
         self.fc = nn.Linear(4 * 4 * 4, 3)

@@ -10,6 +10,7 @@ it through its C++ argument parser.
 import contextlib
 import inspect
 import random as pyrandom
+import sys
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .. import storage
 from .. import tensor as T
+from ..errors import TraceError
 
 _wiggle = pyrandom.Random(0x7A61)
 
@@ -30,13 +32,13 @@ class TracedFloat(float):
     tracer: object
 
     @staticmethod
-    def make(trace, tracer, value):
+    def make(trace, tracer, value, kind=None):
         # A unique value near the true one: it identifies the tracer when an op receives it.
         while True:
             tagged = (value or 1e-280) * (1.0 + _wiggle.randrange(1, 1 << 20) * 2.0**-44)
             if tagged not in trace.numbers:
                 break
-        self = TracedFloat(tagged)
+        self = (kind or TracedFloat)(tagged)
         self.trace, self.tracer = trace, tracer
         with jax.enable_x64(True):
             trace.numbers[float(tagged)] = _convert_element_type(tracer, weak_type=True)
@@ -48,7 +50,7 @@ class TracedFloat(float):
         elif not isinstance(other, (int, float)):
             return NotImplemented
         with jax.enable_x64(True):
-            return TracedFloat.make(self.trace, op(self.tracer, other), value)
+            return TracedFloat.make(self.trace, op(self.tracer, other), value, type(self))
 
     def __add__(self, o):
         return self._with(o, lambda a, b: a + b, float.__add__(self, float(o))) if _num(o) else NotImplemented
@@ -75,6 +77,27 @@ class TracedFloat(float):
         return self._with(0.0, lambda a, b: -a, -float(self))
 
     __radd__, __rmul__ = __add__, __mul__
+
+
+class TracedStep(TracedFloat):
+    """A step counter's value in an optimizer without ``capturable``: arithmetic only, its value is not known."""
+
+    def _unknown(self, *_):
+        raise TraceError("an optimizer without `capturable` branches on its step count; it can't be part of a traced "
+                         "program. Use one with capturable=True, or call optimizer.step() outside the jitted function.")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __bool__ = __int__ = _unknown
+    __hash__ = float.__hash__
+
+
+def _step_value(trace, original):
+    def get_value(x):
+        if isinstance(x, T.Tensor) and storage.tracing.active is trace:
+            with jax.enable_x64(True):
+                return TracedFloat.make(trace, storage.read(x).astype(np.float64), 1.0, TracedStep)
+        return original(x)
+
+    return get_value
 
 
 def _num(x):
@@ -140,6 +163,10 @@ def watching(trace):
             group = optimizer.param_groups[i]
             restore.append((group, key, group[key]))
             group[key] = value
+        module = sys.modules[type(optimizer).__module__]
+        if "capturable" not in optimizer.defaults and hasattr(module, "_get_value"):
+            restore.append((module.__dict__, "_get_value", module._get_value))
+            module._get_value = _step_value(trace, module._get_value)
         for group in optimizer.param_groups:
             if group.get("capturable") is False and not group.get("fused"):
                 restore.append((group, "capturable", False))
