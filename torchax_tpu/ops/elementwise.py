@@ -195,7 +195,20 @@ op(aten.atan2.default, dtype=float_only, layout="elementwise")(lambda self, othe
 op(aten.hypot.default, dtype=floating, layout="elementwise")(lambda self, other: jnp.hypot(self, other))
 op(aten.nextafter.default, dtype=Only(promote_exact, "f"), layout="elementwise")(
     lambda self, other: jnp.nextafter(self, other))
-op(aten.logaddexp.default, dtype=float_or_complex, layout="elementwise")(lambda self, other: jnp.logaddexp(self, other))
+
+
+@op(aten.logaddexp.default, dtype=float_or_complex, layout="elementwise")
+def logaddexp(self, other):
+    if kind(self) != "c":
+        return jnp.logaddexp(self, other)
+    # the branch of the larger operand is kept: its imaginary part may leave (-pi, pi]
+    first = self.real >= other.real
+    big, small = jnp.where(first, self, other), jnp.where(first, other, self)
+    out = jnp.log1p(jnp.exp(small - big)) + big
+    same = (small.real == big.real) & jnp.isinf(big.real)
+    return jnp.where(same, jnp.where(big.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(big))), out)
+
+
 op(aten.logaddexp2.default, dtype=float_or_complex, layout="elementwise")(
     lambda self, other: jnp.logaddexp2(self, other))
 

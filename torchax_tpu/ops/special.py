@@ -91,7 +91,7 @@ _EULER = (12.0, -720.0, 30240.0, -1209600.0, 47900160.0, -1.8924375803183791606e
 def zeta(x, q):
     """Hurwitz zeta by Euler-Maclaurin, summing until q + i > 9: also right for negative, non-integer q."""
     x, q = jnp.broadcast_arrays(x, q)
-    usable = (x > 1) & jnp.isfinite(q) & ((q > 0) | (q != jnp.floor(q)) & (x == jnp.floor(x)))
+    usable = (x > 1) & jnp.isfinite(x) & jnp.isfinite(q) & ((q > 0) | (q != jnp.floor(q)) & (x == jnp.floor(x)))
     base = jnp.where(usable, q, 10)
     x_safe = jnp.where(usable, x, 2)
 
@@ -115,8 +115,7 @@ def zeta(x, q):
     # beyond the float range of the powers the first term is all there is
     total = jnp.where(jnp.isfinite(total), total, first)
     poles = (x == 1) | (x > 1) & (q <= 0) & (q == jnp.floor(q))
-    return jnp.where(poles, constant(x, math.inf), jnp.where(usable, total, jnp.where(
-        (x > 1) & (q == math.inf), constant(x, 0), constant(x, math.nan))))
+    return jnp.where(poles, constant(x, math.inf), jnp.where(usable, total, constant(x, math.nan)))
 
 
 @op(aten.polygamma.default, dtype=float_only("self"), layout="elementwise")
@@ -137,8 +136,19 @@ def mvlgamma(self, p):
 
 _declare(aten.lgamma.default, lax.lgamma)
 _declare(aten.digamma.default, digamma)
-op(aten.igamma.default, dtype=floating, layout="elementwise")(lambda self, other: jsp.gammainc(self, other))
-op(aten.igammac.default, dtype=floating, layout="elementwise")(lambda self, other: jsp.gammaincc(self, other))
+
+
+def _incomplete(fn, at_infinity):
+    """A regularised incomplete gamma function, with its limit for an infinite order."""
+    def impl(self, other):
+        self, other = jnp.broadcast_arrays(self, other)
+        limit = jnp.where(jnp.isinf(other), constant(self, math.nan), constant(self, at_infinity))
+        return jnp.where((self == math.inf) & (other > 0), limit, fn(self, other))
+    return impl
+
+
+op(aten.igamma.default, dtype=floating, layout="elementwise")(_incomplete(jsp.gammainc, 0))
+op(aten.igammac.default, dtype=floating, layout="elementwise")(_incomplete(jsp.gammaincc, 1))
 
 
 def _binary(packet, names, fn):
