@@ -7,7 +7,10 @@ from .tensor import Tensor
 
 _device.setup()
 
-__all__ = ["Tensor", "config", "errors"]
+from .jit import jit  # noqa: E402  (the function; the room's other names are in torchax_tpu.jit as a module)
+from .tpu import dry_run  # noqa: E402
+
+__all__ = ["Tensor", "config", "dry_run", "errors", "jit"]
 
 
 def _autoload():

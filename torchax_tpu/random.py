@@ -72,3 +72,36 @@ def generator_draw(generator):
     """(key data, counter) from a torch.Generator: follows its seed and advances it."""
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
     return seed_data(seed & (2**64 - 1)), np.uint32(0)
+
+
+def get_state(index):
+    """The stream's state as a CPU uint8 tensor of 16 bytes: seed and counter, little-endian uint64."""
+    s = stream(index)
+    return torch.from_numpy(np.array([s.seed, s.counter], "<u8").view(np.uint8).copy())
+
+
+def set_state(state, index):
+    """Put a stream back into a state that `get_state` gave; RuntimeError for anything else."""
+    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.numel() != 16:
+        raise RuntimeError("the RNG state of this device is a uint8 CPU tensor of 16 bytes, as get_rng_state() returns it")
+    seed, counter = np.frombuffer(state.cpu().contiguous().numpy().tobytes(), "<u8").tolist()
+    stream(index).reseed(seed, counter)
+
+
+class Generator(torch.Generator):
+    """A generator for ``generator=`` arguments on the device.
+
+    torch can't build one of its own for a Python backend, so this is a CPU generator that says
+    it lives on the device; ops draw their keys from it, and advance it.
+    """
+
+    def __new__(cls, device=None):
+        return super().__new__(cls, "cpu")
+
+    def __init__(self, device=None):
+        self._place = device
+
+    @property
+    def device(self):
+        from .tensor import place  # late: tensors build on this module
+        return place(self._place)

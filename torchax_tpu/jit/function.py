@@ -292,4 +292,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), donate=True):
     return JitFunction(fn, static_argnums, static_argnames, donate)
 
 
+jit.trace_count = trace_count  # torchax_tpu.jit is this function; the count stays at hand
+
+
 __all__ = ["JitFunction", "Trace", "jit", "trace_count"]
