@@ -5,14 +5,13 @@
     python benchmarks/dispatch.py --cpu                            plain CPU torch, with and without the import
 
 The floor is made here: the least `__torch_dispatch__` wrapper subclass around a cached `jax.jit`, on
-the same device, in the same process. Forms of an op are timed in turns; microseconds are medians over
-rounds, ratios and differences are medians over rounds of paired values. Without a mode, all three run.
+the same device, in the same process. Forms of an op are timed in turns; a figure is the lower quartile
+over rounds, ratios and differences are taken of those. Without a mode, all three run.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -190,12 +189,12 @@ def forms_of(case, grad):
 
 
 def verdict(target, times):
-    from timing import excess, ratio
+    from timing import excess, ratio, typical
 
     if target == "floor":
         value, limit, text = ratio(times, "ours", "floor"), FLOOR_TARGET, "x floor"
     elif target == "view":
-        value, limit, text = statistics.median(times["ours"]) * 1e6, VIEW_TARGET, "us"
+        value, limit, text = typical(times["ours"]) * 1e6, VIEW_TARGET, "us"
     else:
         limit = JIT_TARGET if target == "jit" else SLICE_TARGET
         value, text = excess(times, "ours", "jit") * 1e6, "us over jit"
@@ -203,7 +202,7 @@ def verdict(target, times):
 
 
 def table(args):
-    from timing import interleaved, ratio
+    from timing import interleaved, ratio, typical
 
     import torch
 
@@ -224,7 +223,7 @@ def table(args):
                 print(f"{label:22} {type(error).__name__}: {str(error).splitlines()[0][:100] if str(error) else ''}")
                 all_met = False
                 continue
-            us = lambda f: f"{statistics.median(times[f]) * 1e6:8.2f}" if f in times else f"{'':8}"
+            us = lambda f: f"{typical(times[f]) * 1e6:8.2f}" if f in times else f"{'':8}"
             by = lambda f, w=7: f"{ratio(times, 'ours', f):{w}.2f}" if f in times else " " * w
             met, text = verdict(case[4], times)
             # A gradient adds torch's own C++ autograd, which a bare jit has no part in.
