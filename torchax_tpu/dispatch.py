@@ -160,10 +160,14 @@ def scalar_array(value, wide):
     return array
 
 
+# jit keeps a Python number weakly typed, which is what makes it promote as a number; one function, so that a
+# new value is a new input, not a new program
+_identity = jax.jit(lambda x: x)
+
+
 def _weak_array(value, wide):
-    # jit keeps a Python number weakly typed, which is what makes it promote as a number.
     with jax.enable_x64(bool(wide)):
-        return jax.jit(lambda x: x)(value)
+        return _identity(value)
 
 
 def needs_wide(value):
