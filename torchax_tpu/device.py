@@ -6,6 +6,7 @@ import jax
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from . import fused
 from . import random as streams
 from . import tensor as T
 
@@ -78,7 +79,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "matmul", "matmul.out")
+WHOLE = ("linear", "matmul", "matmul.out", "_fused_rms_norm")
 
 
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
@@ -110,4 +111,5 @@ def setup():
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         lib.impl(name, lambda *a, _op=op, **k: factory(_op, *a, **k), "PrivateUse1")
+    fused.register(lib)
     _single_thread_backward()
