@@ -229,6 +229,11 @@ def item(self):
     return np.asarray(_concrete(storage.read(self), ".item()")).item()
 
 
+@special(aten._has_same_storage_numel.default)
+def has_same_storage_numel(self, other):
+    return self.untyped_storage().nbytes() // self.itemsize == other.untyped_storage().nbytes() // other.itemsize
+
+
 # ---------------------------------------------------------------- lazy bits
 
 

@@ -1,54 +1,27 @@
-"""The native device: torch's PrivateUse1 Python backend, its hooks, and the torch.<name> module."""
+"""The native device: torch's PrivateUse1 Python backend under the name "jax".
 
+`setup()` runs on import and is light: JAX and the op tables are loaded by `load()`, at the first
+use of the device. Nothing here is a mode; plain CPU operations pass as before.
+"""
+
+import importlib
 import os
+import sys
+import threading
 
-import jax
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from . import fused
-from . import random as streams
-from . import tensor as T
+from . import device_module, errors
 
 NAME = os.environ.get("TORCHAX_TPU_DEVICE", "jax")
-aten = torch.ops.aten
-
-
-class Module:
-    """What ``torch.jax`` is: the functions torch and users expect of an accelerator's module."""
-
-    def is_initialized(self):
-        return True
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return T.current[0]
-
-    def set_device(self, device):
-        T.current[0] = device if isinstance(device, int) else torch.device(device).index or 0
-
-    def device_count(self):
-        return len(jax.devices())
-
-    def _is_in_bad_fork(self):
-        return False
-
-    def manual_seed(self, seed):
-        streams.stream(T.current[0]).reseed(int(seed))
-
-    def manual_seed_all(self, seed):
-        streams.manual_seed_all(seed)
-
-    def get_amp_supported_dtype(self):
-        return [torch.bfloat16, torch.float16]
-
-    def synchronize(self, device=None):
-        jax.effects_barrier()
+# What the first use brings in: everything that registers ops or methods.
+HEAVY = ("ops", "copies", "methods", "ranges", "routes", "untyped", "viewcopies", "serialization", "autocast")
 
 
 class Hook(torch._C._acc.PrivateUse1Hooks):
+    """What torch's C++ asks of an accelerator."""
+
     def is_available(self):
         return True
 
@@ -60,17 +33,74 @@ class Hook(torch._C._acc.PrivateUse1Hooks):
 
 
 class Guard(torch._C._acc.DeviceGuard):
+    """Tells torch's C++ that the device type exists; the current device is kept in Python."""
+
     def type_(self):
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
-def factory(op, *args, **kwargs):
-    """Ops without a tensor argument reach the backend key, not __torch_dispatch__."""
-    handler = getattr(op, "_torchax_tpu", None)
-    if handler is None:
-        handler = T.find(op)
-    return handler(args, kwargs)
+# ---------------------------------------------------------------- first use
 
+_lock = threading.RLock()
+_loaded = False
+_forked = False
+
+
+def loaded():
+    """Whether the device has been used in this process (JAX is up)."""
+    return _loaded
+
+
+def load():
+    """Bring up JAX and the op tables; called by everything that touches the device."""
+    global _loaded
+    if _forked:
+        _refuse()
+    if _loaded:
+        return
+    with _lock:
+        if _loaded:
+            return
+        for name in HEAVY:
+            importlib.import_module(f"{__package__}.{name}")
+        import jax
+
+        from . import fused
+        from . import random as streams
+        from . import tensor as T
+        T.devices[:] = [torch.device(NAME, i) for i in range(len(jax.devices()))]
+        T._known.update(T.devices)
+        fused.register(_libraries[1])
+        if device_module.seed_to_come is not None:
+            streams.manual_seed_all(device_module.seed_to_come)
+        _loaded = True
+
+
+def _refuse(*args, **kwargs):
+    raise errors.ForkError(
+        f"device {NAME!r} was used before this process was forked; JAX can't be used in the child of a fork. Start workers "
+        "with multiprocessing_context='spawn' or 'forkserver' (DataLoader), torch.multiprocessing.set_start_method('spawn'), "
+        f"or keep {NAME!r} tensors out of the workers: return CPU tensors and move them in the main process.")
+
+
+def forked():
+    """Whether this process is the child of a fork after JAX had started."""
+    return _forked
+
+
+def _after_fork():
+    global _forked
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if _loaded or bridge is not None and bridge.backends_are_initialized():
+        _forked = True
+        if _loaded:
+            tensor = sys.modules[f"{__package__}.tensor"].Tensor
+            tensor.__torch_dispatch__ = staticmethod(_refuse)
+            for name in ("__repr__", "jax", "tolist", "__format__", "__reduce_ex__", "__deepcopy__"):
+                setattr(tensor, name, _refuse)
+
+
+# ---------------------------------------------------------------- factories
 
 _libraries = []
 
@@ -80,14 +110,54 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "randn.generator", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
 WHOLE = ("linear", "matmul", "matmul.out", "_fused_rms_norm")
-
-
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
 UNDER = ("_copy_from",)
 
 
+def factory(op, *args, **kwargs):
+    """Ops without a tensor argument reach the backend key, not __torch_dispatch__."""
+    if not _loaded or _forked:
+        load()
+    handler = getattr(op, "_torchax_tpu", None)
+    if handler is None:
+        handler = sys.modules[f"{__package__}.tensor"].find(op)
+    return handler(args, kwargs)
+
+
+def _kernel(name):
+    packet, _, overload = name.partition(".")
+    found = []
+
+    def kernel(*args, **kwargs):
+        if not found:  # looking an overload up takes longer than registering it
+            found.append(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+        return factory(found[0], *args, **kwargs)
+
+    return kernel
+
+
+def _pin_memory(self, device=None):
+    """A CPU copy: JAX moves ordinary host memory as fast as it moves pinned memory."""
+    return self.clone()
+
+
+# ---------------------------------------------------------------- autograd
+
+
+def _run_cpu_backward():
+    """Let the autograd engine start its worker threads (one per accelerator) while it knows of none.
+
+    Backward runs on the calling thread, and an idle worker thread would abort the process at exit
+    or hang a forked child.
+    """
+    if torch.backends.cuda.is_built():  # there the engine needs its threads
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones((), requires_grad=True).mul(1).backward()
+
+
 def _single_thread_backward():
-    """Run backward on the calling thread: faster, traceable, and no worker thread at exit."""
+    """Run backward on the calling thread: faster, and a JAX trace lives on its thread."""
     run = torch.autograd.graph._engine_run_backward
 
     def engine_run_backward(*args, **kwargs):
@@ -98,18 +168,58 @@ def _single_thread_backward():
     torch.autograd._engine_run_backward = engine_run_backward
 
 
+# ---------------------------------------------------------------- methods of torch's own classes
+
+
+def _array(self):
+    """The jax.Array with this tensor's values (a CPU tensor is copied)."""
+    load()
+    from .methods import to_jax
+    return to_jax(self)
+
+
+def _move_module(self, device=None):
+    """Move all parameters and buffers to the JAX device."""
+    index = device_module.index_of(device)
+    return self.to(torch.device(NAME, index))
+
+
+def _compatible(own):
+    def _has_compatible_shallow_copy_type(tensor, other):
+        if tensor.device.type == NAME and other.device.type != NAME and "_cell" in tensor.__dict__:
+            return True  # module.cpu(): `.data =` keeps the Parameter objects, as between other devices
+        return own(tensor, other)
+    return _has_compatible_shallow_copy_type
+
+
+def _tag(obj):
+    return sys.modules[f"{__package__}.serialization"].tag(obj) if _loaded else None
+
+
+def _restore(storage, location):
+    if location != NAME and not location.startswith(NAME + ":"):
+        return None
+    load()
+    return sys.modules[f"{__package__}.serialization"].restore(storage, location)
+
+
 def setup():
     """Register the device with torch; called once on import."""
-    _setup_privateuseone_for_python_backend(NAME, Module(), Hook(), Guard())
-    T.devices[:] = [torch.device(NAME, i) for i in range(len(jax.devices()))]
-    T._known.update(T.devices)
+    _run_cpu_backward()
+    module = device_module.make(NAME, load)
+    _setup_privateuseone_for_python_backend(NAME, module, Hook(), Guard())
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(factory, "PrivateUse1")
     lib = torch.library.Library("aten", "IMPL")
     _libraries[:] = [fallback, lib]
     for name in FACTORIES + WHOLE + UNDER:
-        packet, _, overload = name.partition(".")
-        op = getattr(getattr(aten, packet), overload or "default")
-        lib.impl(name, lambda *a, _op=op, **k: factory(_op, *a, **k), "PrivateUse1")
-    fused.register(lib)
+        lib.impl(name, _kernel(name), "PrivateUse1")
+    if not torch.backends.cuda.is_built():
+        lib.impl("_pin_memory", _pin_memory, "CPU")
     _single_thread_backward()
+    device_module.serve_accelerator()
+    torch.Tensor.jax = _array
+    torch.nn.Module.jax = _move_module
+    torch._has_compatible_shallow_copy_type = _compatible(torch._has_compatible_shallow_copy_type)
+    torch.serialization.register_package(5, _tag, _restore)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ def _dtype(dtype, like):
     return to_jax(dtype) if dtype is not None else like.dtype
 
 
-@op(aten.zeros.default)
+@op(aten.zeros.default, aten._efficientzerotensor.default)
 def zeros(size, dtype=None):
     return jnp.zeros(size, to_jax(dtype) if dtype is not None else default_float())
 
