@@ -161,7 +161,10 @@ class JitFunction:
         """(pure function over flat arrays, their avals, donated positions): the program of a call, not run."""
         leaves, key, spec = self._flatten(args, kwargs)
         program = self._find(key, leaves, spec)
-        return program.pure, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.inputs(leaves)], program.donated
+        avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.inputs(leaves)]
+        if program.half is not None:  # what runs is the forward, which also keeps what its backward needs
+            return program.half.forward, avals, ()
+        return program.pure, avals, program.donated
 
 
 _KEPT = 7  # programs kept per signature besides the newest
