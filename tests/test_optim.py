@@ -13,20 +13,22 @@ DB = {o.optim_cls.__name__: o for o in optim_db}
 VARIANTS = ("default", "foreach", "fused", "capturable")
 
 
-def _parameters():
+def _parameters(matrices=False):
     generator = torch.Generator().manual_seed(3)
-    shapes = [(3, 4), (4,), (2, 3)]
+    shapes = [(3, 4), (1, 4) if matrices else (4,), (2, 3)]
     return [torch.randn(s, generator=generator).requires_grad_() for s in shapes]
 
 
 def _loss(parameters):
     a, b, c = parameters
-    return ((c @ a + b).tanh() ** 2).sum() + (a * a).mean() + (b - 1).abs().sum()
+    return ((c @ a + b).tanh() ** 2).sum() + (a * a).mean() + ((b - 1) ** 2).sum()
 
 
 def _pairs(make, kwargs):
     """The same problem on the CPU and on the device, each with its optimizer."""
-    cpu = _parameters()
+    cpu = _parameters(make is torch.optim.Muon)  # which takes matrices only
+    if make is torch.optim.LBFGS:  # whose steps amplify rounding: float32 leaves float64 on the CPU as well
+        cpu = [p.detach().double().requires_grad_() for p in cpu]
     device = [p.detach().to(DEVICE).requires_grad_() for p in cpu]
     out = []
     for parameters in (cpu, device):
@@ -79,7 +81,9 @@ def _takes(cls, name):
     return name in inspect.signature(cls.__init__).parameters
 
 
-CASES = [(name, variant) for name, info in DB.items() for variant in VARIANTS if _variants(info, variant)]
+# SparseAdam takes sparse gradients only, and the device holds dense tensors.
+CASES = [(name, variant) for name, info in DB.items() for variant in VARIANTS
+         if name != "SparseAdam" and _variants(info, variant)]
 
 
 @pytest.mark.parametrize("name,variant", CASES)
@@ -208,7 +212,7 @@ def test_state_dict_moves_between_devices():
     with torch.no_grad():
         for p, q in zip(device, cpu):
             p.copy_(q)
-    b.load_state_dict(a.state_dict())
+    b.load_state_dict(copy.deepcopy(a.state_dict()))  # torch shares the step counters otherwise
     assert b.state[device[0]]["exp_avg"].device.type == DEVICE
     _steps(cpu, a, False, count=3)
     _steps(device, b, False, count=3)
