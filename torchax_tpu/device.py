@@ -42,7 +42,7 @@ class Guard(torch._C._acc.DeviceGuard):
 # ---------------------------------------------------------------- first use
 
 _lock = threading.RLock()
-_loaded = False
+_loaded = _loading = False
 _forked = False
 
 
@@ -51,29 +51,43 @@ def loaded():
     return _loaded
 
 
+def loading():
+    """Whether the device is coming up right now."""
+    return _loading
+
+
 def load():
     """Bring up JAX and the op tables; called by everything that touches the device."""
-    global _loaded
+    global _loaded, _loading
     if _forked:
         _refuse()
     if _loaded:
         return
     with _lock:
-        if _loaded:
+        if _loaded or _loading:
             return
-        for name in HEAVY:
-            importlib.import_module(f"{__package__}.{name}")
-        import jax
+        _loading = True
+        try:
+            _bring_up()
+            _loaded = True
+        finally:
+            _loading = False
 
-        from . import fused
-        from . import random as streams
-        from . import tensor as T
-        T.devices[:] = [torch.device(NAME, i) for i in range(len(jax.devices()))]
-        T._known.update(T.devices)
-        fused.register(_libraries[1])
-        if device_module.seed_to_come is not None:
-            streams.manual_seed_all(device_module.seed_to_come)
-        _loaded = True
+
+def _bring_up():
+    for name in HEAVY:
+        importlib.import_module(f"{__package__}.{name}")
+    import jax
+
+    from . import fused
+    from . import random as streams
+    from . import tensor as T
+    T.devices[:] = [torch.device(NAME, i) for i in range(len(jax.devices()))]
+    T._known.update(T.devices)
+    T.current = device_module._current
+    fused.register(_libraries[1])
+    if device_module.seed_to_come is not None:
+        streams.manual_seed_all(device_module.seed_to_come)
 
 
 def _refuse(*args, **kwargs):
@@ -109,7 +123,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "matmul", "matmul.out", "_fused_rms_norm")
+WHOLE = ("linear", "_fused_rms_norm")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
 UNDER = ("_copy_from",)
 
@@ -185,10 +199,11 @@ def _move_module(self, device=None):
 
 
 def _compatible(own):
-    def _has_compatible_shallow_copy_type(tensor, other):
-        if tensor.device.type == NAME and other.device.type != NAME and "_cell" in tensor.__dict__:
+    # Dynamo compares the signature with its own substitute's.
+    def _has_compatible_shallow_copy_type(input: torch.Tensor, from_: torch.Tensor) -> bool:
+        if input.device.type == NAME and from_.device.type != NAME and "_cell" in input.__dict__:
             return True  # module.cpu(): `.data =` keeps the Parameter objects, as between other devices
-        return own(tensor, other)
+        return own(input, from_)
     return _has_compatible_shallow_copy_type
 
 

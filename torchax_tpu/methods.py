@@ -1,16 +1,16 @@
-"""Python-level methods of the tensor subclass: .jax(), .data, data_ptr, repr, pickling."""
+"""Python-level methods of the tensor subclass: .jax(), .data, data_ptr, repr, pickling, numpy, DLPack, flattening."""
 
 import torch
 
-from . import convert, copies, storage
+from . import convert, copies, serialization, storage
 from . import tensor as T
 
 
-def _jax(self):
-    """The jax.Array with this tensor's values (a CPU tensor is copied)."""
-    if isinstance(self, T.Tensor):
-        return storage.read(self)
-    return convert.cpu_to_array(self)
+def to_jax(tensor, *, copy=False):
+    """The jax.Array with a tensor's values (a CPU tensor is copied)."""
+    if isinstance(tensor, T.Tensor):
+        return storage.read(tensor)
+    return convert.cpu_to_array(tensor.detach().cpu())
 
 
 def _get_data(self):
@@ -18,10 +18,27 @@ def _get_data(self):
 
 
 def _set_data(self, value):
-    if not isinstance(value, T.Tensor):
-        raise RuntimeError(f"incompatible tensor type: .data of a {self.device} tensor takes a tensor on {T.devices[0].type!r}, "
-                           f"got one on {value.device}")
-    copies.adopt(self, value)
+    if isinstance(value, T.Tensor):
+        if value.dtype != self.dtype and self.grad_fn is not None:
+            raise RuntimeError(f"incompatible tensor type: .data of a {self.dtype} result takes the same dtype, got {value.dtype}")
+        copies.adopt(self, value)
+        return
+    # Another kind of tensor (module.cpu()): the object stays, its contents change place.
+    fresh = value.detach()
+    if getattr(self, "_is_param", False):
+        fresh = torch.nn.Parameter(fresh, self.requires_grad)
+    elif self.requires_grad:
+        fresh.requires_grad_()
+    for name, held in serialization.attributes(self).items():
+        setattr(fresh, name, held)
+    grad, self.grad = self.grad, None
+    torch.utils.swap_tensors(self, fresh)
+    for name in ("_cell", "_view"):
+        self.__dict__.pop(name, None)
+    if grad is not None:
+        if grad.device != self.device:
+            grad.data = grad.detach().to(self.device)
+        self.grad = grad
 
 
 def _data_ptr(self):
@@ -31,19 +48,86 @@ def _data_ptr(self):
 
 
 def _repr(self, *, tensor_contents=None):
-    if isinstance(storage.read(self), __import__("jax").core.Tracer):
+    array = storage.read(self)
+    if not hasattr(array, "addressable_shards") or type(array).__name__.endswith("Tracer"):
         return f"tensor(<traced {tuple(self.shape)} {self.dtype}>, device='{self.device}')"
-    cpu = copies.to_cpu(self.detach())
-    text = torch._tensor_str._str(cpu)
-    suffix = f"device='{self.device}'"
-    if self.grad_fn is not None:
-        suffix += f", grad_fn=<{type(self.grad_fn).__name__}>"
-    elif self.requires_grad:
-        suffix += ", requires_grad=True"
-    return f"{text[:-1]}, {suffix})"
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+        if tensor_contents is None:
+            cpu = copies.to_cpu(self.detach())
+            tensor_contents = torch._tensor_str._tensor_str(cpu, 7) if cpu.numel() else "[]"
+        text = torch._tensor_str._str_intern(self, tensor_contents=tensor_contents)
+    if getattr(self, "_is_param", False):
+        text = text.removeprefix("Parameter(")[:-1]
+    text = "tensor" + text[len("Tensor"):]  # the class is named Tensor; torch prints a function that makes it
+    return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
 
 
-T.Tensor.jax = _jax
+def _format(self, spec):
+    if self.dim() == 0:
+        return self.detach().item().__format__(spec)
+    return object.__format__(self, spec)
+
+
+def _tolist(self):
+    return copies.to_cpu(self.detach(), ".tolist()").tolist()
+
+
+def _numpy(self, *, force=False):
+    if force:
+        return copies.to_cpu(self.detach().resolve_conj().resolve_neg(), ".numpy()").numpy()
+    raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                    "memory first.")
+
+
+def _array(self, dtype=None, copy=None):
+    return _numpy(self)
+
+
+def _jax_array(self):
+    return storage.read(self)
+
+
+def _dlpack(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+    if self.requires_grad:
+        raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+    if self.is_conj():
+        raise BufferError("Can't export tensors with the conjugate bit set")
+    stream = None if stream == -1 else stream
+    return storage.read(self).__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+
+def _dlpack_device(self):
+    return storage.read(self).__dlpack_device__()
+
+
+def _flatten(self):
+    """What makes it a traceable wrapper subclass: modules swap tensors in place when they move."""
+    return [], (self._cell, self._view, tuple(self.shape), self.stride(), self.storage_offset(), self.dtype)
+
+
+def _unflatten(inner, meta, outer_size, outer_stride):
+    cell, view, size, stride, offset, dtype = meta
+    out = T._make(T.Tensor, size, stride, offset, dtype=dtype, device=cell.device)
+    out._cell, out._view = cell, view
+    return out
+
+
+def _share_memory(self):
+    return self  # as for other accelerators: device memory is not moved
+
+
+def _contains(self, element):
+    if isinstance(element, (torch.Tensor, int, float, bool, complex)):
+        return bool((element == self).any().item())
+    raise RuntimeError(f"Tensor.__contains__ only supports Tensor or scalar, but you passed in a {type(element)}.")
+
+
 T.Tensor.data = property(_get_data, _set_data)
-T.Tensor.data_ptr = _data_ptr
-T.Tensor.__repr__ = _repr
+for _name, _method in {
+        "data_ptr": _data_ptr, "__repr__": _repr, "__format__": _format, "tolist": _tolist, "numpy": _numpy,
+        "__array__": _array, "__jax_array__": _jax_array, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
+        "__tensor_flatten__": _flatten, "__tensor_unflatten__": staticmethod(_unflatten),
+        "share_memory_": _share_memory, "is_shared": lambda self: False, "__contains__": _contains,
+        "__deepcopy__": serialization.deepcopy,
+        "__reduce_ex__": serialization.reduce_ex}.items():
+    setattr(T.Tensor, _name, _method)

@@ -23,7 +23,6 @@ devices = [None]  # index -> torch.device("<name>", index), set by device.py
 class Tensor(torch.Tensor):
     """A torch.Tensor whose values are a jax.Array. Made by factories with device="jax" and `.to("jax")`."""
 
-    __slots__ = ("_cell", "_view")
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod  # binding a class method would cost more

@@ -81,6 +81,10 @@ def set_(self, source=None, storage_offset=0, size=None, stride=None):
         cell = source._cell
         size = (storage.storage_numel(cell, dtypes.to_jax(self.dtype)),) if size is None else tuple(size)
         geometry = size, tuple(stride) if stride else T.contiguous(size), storage_offset
+    elif hasattr(source, "cell_for"):  # bytes from a file (serialization.py)
+        size = (source.nbytes() // self.element_size(),) if size is None else tuple(size)
+        geometry = size, tuple(stride) if stride else T.contiguous(size), storage_offset
+        cell = source.cell_for(self.dtype, *geometry)
     else:
         raise RuntimeError(f"set_: the source must be on {self.device}, got {type(source).__name__}")
     if self.requires_grad and self.is_leaf and torch.is_grad_enabled() and self._is_view():
@@ -96,7 +100,7 @@ def set_(self, source=None, storage_offset=0, size=None, stride=None):
 
 def is_set_to(self, tensor):
     """Whether both tensors show the same storage with the same geometry."""
-    return (isinstance(tensor, T.Tensor) and self._cell is tensor._cell and T.geometry(self) == T.geometry(tensor))
+    return isinstance(tensor, T.Tensor) and self._cell is tensor._cell and T.geometry(self) == T.geometry(tensor)
 
 
 T.Tensor.untyped_storage = untyped_storage
