@@ -4,6 +4,7 @@
 use of the device. Nothing here is a mode; plain CPU operations pass as before.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -121,7 +122,7 @@ _libraries = []
 # Tensorless ops whose default kernels would decompose: they arrive whole.
 FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low", "randperm", "arange.start_step",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
-             "randn.generator", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
+             "randn.generator", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
 WHOLE = ("linear", "_fused_rms_norm")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
@@ -218,6 +219,24 @@ def _restore(storage, location):
     return sys.modules[f"{__package__}.serialization"].restore(storage, location)
 
 
+_thread = threading.local()
+
+
+def _default_autocast_dtype():
+    """bfloat16 is what torch.autocast takes without a dtype, as on the CPU; torch keeps that per thread."""
+    own = torch.get_autocast_dtype
+
+    @functools.wraps(own)
+    def get_autocast_dtype(device_type):
+        if device_type == NAME and not getattr(_thread, "chosen", False):
+            _thread.chosen = True
+            if not torch.is_autocast_enabled(device_type):
+                torch.set_autocast_dtype(device_type, torch.bfloat16)
+        return own(device_type)
+
+    torch.get_autocast_dtype = get_autocast_dtype
+
+
 def setup():
     """Register the device with torch; called once on import."""
     _run_cpu_backward()
@@ -232,6 +251,7 @@ def setup():
     if not torch.backends.cuda.is_built():
         lib.impl("_pin_memory", _pin_memory, "CPU")
     _single_thread_backward()
+    _default_autocast_dtype()
     device_module.serve_accelerator()
     torch.Tensor.jax = _array
     torch.nn.Module.jax = _move_module

@@ -7,6 +7,7 @@ The same functions answer in inference mode, where the composite itself reaches 
 
 import torch
 
+from .errors import UnsupportedOpError
 from .registry import special
 
 aten = torch.ops.aten
@@ -82,6 +83,18 @@ def dropout(input, p, train):
     if p == 0 or not train or input.numel() == 0:
         return input
     return aten.native_dropout.default(input, p, True)[0]
+
+
+@special(aten._nested_tensor_from_mask_left_aligned.default)
+def _nested_tensor_from_mask_left_aligned(t, mask):
+    """There are no nested tensors here: nn.TransformerEncoder asks this first, and then passes the mask on instead."""
+    return False
+
+
+@special(aten._nested_tensor_from_mask.default)
+def _nested_tensor_from_mask(t, mask, mask_check=True):
+    raise UnsupportedOpError(f"nested tensors are not supported on {t.device}; "
+                             "make the nn.TransformerEncoder with enable_nested_tensor=False")
 
 
 # ---------------------------------------------------------------- norms

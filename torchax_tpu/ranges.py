@@ -28,6 +28,8 @@ def _arange(start, end, step, dtype, device):
     if (step > 0) != (end >= start) and end != start:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     want = dtypes.to_jax(dtype)
+    if want.kind == "b":
+        raise NotImplementedError('"arange" not implemented for torch.bool')
     if want.kind in "iu":
         start, end, step = int(start), int(end), int(step)
         length = -((start - end) // step)
@@ -73,4 +75,17 @@ def arange_start_step(start, end, step=1, dtype=None, layout=None, device=None, 
 @special(aten.arange.start_out)
 def arange_out(start, end, step=1, out=None):
     T.write_out(out, storage.read(_arange(start, end, step, out.dtype, out.device)), aten.arange.start_out)
+    return out
+
+
+@special(aten.range.out)
+def range_out(start, end, step=1, out=None):
+    """torch.range: its end belongs to it."""
+    if step == 0:
+        raise RuntimeError("step must be nonzero")
+    count = math.floor((end - start) / step) + 1
+    if count < 1:
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+    values = _arange(0, count, 1, torch.int64, out.device).to(torch.float64) * step + start
+    T.write_out(out, storage.read(values.to(out.dtype)), aten.range.out)
     return out

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch._decomp import decomposition_table
 
-from . import config, dtypes, errors, fastpath, indices, registry, storage, views
+from . import arguments, config, dtypes, errors, fastpath, indices, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
 from .registry import SPECIAL, TABLE, VIEWS, Op, aten
@@ -40,7 +40,7 @@ def resolve(func):
     if op is None:
         op, how = derive(func), "derived"
     if op is not None:
-        return indices.checked(func, fastpath.make(op, T.make_handler(op))), how
+        return arguments.checked(func, indices.checked(func, fastpath.make(op, T.make_handler(op)))), how
     if func in HOST_ONLY:
         return host_handler(func), "fallback"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), CompositeImplicit):
@@ -75,7 +75,8 @@ def make_view_handler(func, fast):
             return fast(g, *args[1:], **kwargs)
         except views.Unsure:
             g.dtype = self.dtype
-            return views.by_meta(func, g, storage.storage_numel(self._cell, dtypes.to_jax(self.dtype)), args[1:], kwargs)
+            held = storage.storage_numel(self._cell, dtypes.to_jax(self.dtype))
+            return views.by_meta(func, g, held, args[1:], kwargs)
 
     def handler(args, kwargs):
         self = args[0]

@@ -3,8 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy.special import i0
 
-from ..dtypes import cast, default_float, to_jax
+from ..dtypes import cast, default_float, opmath, to_jax
 from ..registry import aten, op
 
 
@@ -89,6 +90,10 @@ def eye_m(n, m, dtype=None):
 
 def _grid(start, end, steps, dtype):
     """torch.linspace's values: from both ends, so that the last one is ``end`` exactly."""
+    for name, v in (("start", start), ("end", end)):
+        if getattr(v, "ndim", 0):
+            raise RuntimeError(f"linspace only supports 0-dimensional start and end tensors, but got {name} with {v.ndim} "
+                               "dimension(s)")
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
     dtype = to_jax(dtype) if dtype is not None else default_float() if not _complex(start, end) else np.dtype(np.complex64)
@@ -135,3 +140,19 @@ def tril_indices(row, col, offset=0, dtype=None):
 @op(aten.triu_indices.default, wide=True)
 def triu_indices(row, col, offset=0, dtype=None):
     return _triangle(row, col, offset, dtype, lower=False)
+
+
+@op(aten.kaiser_window.default, aten.kaiser_window.periodic, aten.kaiser_window.beta)
+def kaiser_window(window_length, periodic=True, beta=12.0, dtype=None):
+    if window_length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={window_length}")
+    dtype = to_jax(dtype) if dtype is not None else default_float()
+    if dtype.kind in "iubc":
+        raise RuntimeError(f"kaiser_window expects floating point dtypes, got: {dtype}")
+    if window_length < 2:
+        return jnp.ones(window_length, dtype)
+    compute = opmath(dtype)
+    last = window_length if periodic else window_length - 1
+    x = lax.iota(np.int32, window_length).astype(compute) * compute.type(2 / last) - 1
+    beta = cast(beta, compute)
+    return cast(i0(beta * jnp.sqrt(jnp.maximum(1 - x * x, 0))) / i0(beta), dtype)

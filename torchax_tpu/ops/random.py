@@ -33,7 +33,12 @@ def _normal(key, shape, dtype):
 def _open(key, shape, dtype):
     """Uniform on the open interval (0, 1), for logarithms."""
     compute = opmath(dtype)
-    return jax.random.uniform(key, shape, compute, minval=jnp.finfo(compute).tiny)
+    # The middles of 2**23 (or 2**52) equal steps. A plain uniform lifted off zero would now and then give the
+    # smallest float, and an exponential draw of 87 with it.
+    digits = 23 if compute.itemsize == 4 else 52
+    word = np.dtype(f"u{compute.itemsize}")
+    bits = jax.random.bits(key, shape, word) >> word.type(8 * compute.itemsize - digits)
+    return (bits.astype(compute) + compute.type(0.5)) * compute.type(2.0**-digits)
 
 
 # ---------------------------------------------------------------- factories
@@ -134,12 +139,15 @@ def normal_functional(key, self, mean=0.0, std=1.0):
 
 def _gauss(key, shape, dtype, mean, std):
     compute = opmath(dtype)
-    return cast(_normal(key, shape, compute) * cast(std, compute) + cast(mean, compute), dtype)
+    draw = _normal(key, shape, compute) * cast(std, compute) + cast(mean, compute)
+    # A std tensor with a negative element is an error in torch; a compiled program can only refuse to answer.
+    bad = cast(jnp.where(cast(std, compute).real < 0, np.nan, 0), compute)
+    return cast(draw + bad, dtype)
 
 
 @op(aten.normal.Tensor_float, random=True)
 def normal_tensor_float(key, mean, std=1.0):
-    return _gauss(key, mean.shape, mean.dtype, mean, std)
+    return _gauss(key, mean.shape, np.dtype(mean.dtype), mean, std)
 
 
 @op(aten.normal.float_Tensor, random=True)
@@ -149,8 +157,7 @@ def normal_float_tensor(key, mean, std):
 
 @op(aten.normal.Tensor_Tensor, random=True)
 def normal_tensor_tensor(key, mean, std):
-    dtype = mean.dtype if mean.dtype.kind == "c" else jnp.promote_types(mean.dtype, std.dtype)
-    return _gauss(key, jnp.broadcast_shapes(mean.shape, std.shape), np.dtype(dtype), mean, std)
+    return _gauss(key, jnp.broadcast_shapes(mean.shape, std.shape), np.dtype(mean.dtype), mean, std)
 
 
 @op(aten.normal.float_float, random=True)
@@ -160,7 +167,8 @@ def normal_float_float(key, mean, std, size, dtype=None):
 
 def _coin(key, p, shape):
     p = cast(p, np.dtype(np.float32)) if np.dtype(getattr(p, "dtype", np.float32)).itemsize < 4 else p
-    return jax.random.uniform(key, shape, getattr(p, "dtype", None) or np.float32) < p
+    drawn = jax.random.uniform(key, shape, getattr(p, "dtype", None) or np.float32) < p
+    return jnp.where((p >= 0) & (p <= 1), drawn, jnp.nan)  # NaN (where the dtype has it) for what is no probability
 
 
 @op(aten.bernoulli.default, random=True)
@@ -246,7 +254,8 @@ def native_dropout(key, input, p, train=None):
     compute = opmath(input.dtype)
     p = cast(p, compute)
     scale = jnp.where(p == 1, cast(0.0, compute), 1 / (1 - p))
-    return cast(jnp.where(keep, cast(input, compute) * scale, cast(0.0, compute)), input.dtype), keep
+    # A product, not a choice: NaN and infinity don't vanish by being dropped, as in torch.
+    return cast(cast(input, compute) * (cast(keep, compute) * scale), input.dtype), keep
 
 
 @op(aten.native_dropout_backward.default)

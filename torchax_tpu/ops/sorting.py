@@ -86,7 +86,11 @@ def _pick(values, index, where, a, keepdim):
         v, i = (jnp.take_along_axis(t, where, a, mode="promise_in_bounds") for t in (values, index))
     if not keepdim:
         v, i = jnp.squeeze(v, a), jnp.squeeze(i, a)
-    return v, widen(i)
+    return v, i
+
+
+def _out(values, index, scalar):
+    return (values.reshape(()), widen(index.reshape(()))) if scalar else (values, widen(index))
 
 
 @op(aten.kthvalue.default, wide=True)
@@ -98,8 +102,7 @@ def kthvalue(self, k, dim=-1, keepdim=False):
             raise IndexError(f"kthvalue(): Expected reduction dim {a} to have non-zero size.")
         raise RuntimeError("kthvalue(): selected number k out of range for dimension " + str(a))
     values, index = order(x, a)
-    v, i = _pick(values, index, k - 1, a, keepdim)
-    return (v.reshape(()), i.reshape(())) if scalar else (v, i)
+    return _out(*_pick(values, index, k - 1, a, keepdim), scalar)
 
 
 def _median(x, a, keepdim, ignore_nan):
@@ -132,8 +135,7 @@ def _median_dim(self, dim, keepdim, ignore_nan, name):
     a = axis(dim, self.ndim)
     x, scalar = at_least_1d(self)
     nonempty(x, (a,), name)
-    v, i = _median(x, a, keepdim, ignore_nan)
-    return (v.reshape(()), i.reshape(())) if scalar else (v, i)
+    return _out(*_median(x, a, keepdim, ignore_nan), scalar)
 
 
 @op(aten.median.default)
@@ -167,5 +169,4 @@ def mode(self, dim=-1, keepdim=False):
     start = lax.cummax(jnp.where((values != previous) | (place == 0), place, 0), a)
     # the longest run, the first of equally long ones (the smallest value); its last place is what torch reports
     where = lax.argmax(place - start, a, np.int32)
-    v, i = _pick(values, index, jnp.expand_dims(where, a), a, keepdim)
-    return (v.reshape(()), i.reshape(())) if scalar else (v, i)
+    return _out(*_pick(values, index, jnp.expand_dims(where, a), a, keepdim), scalar)

@@ -1,0 +1,221 @@
+"""Checks of Python arguments which a compiled program can't make, since numbers reach it as traced values.
+
+They run before the op, in eager and under a trace alike, and raise what torch raises.
+"""
+
+import math
+
+import torch
+
+from .registry import aten
+
+CHECKS = {}  # overload -> check(*args, **kwargs) of the op's own arguments
+
+
+def check(*overloads):
+    """Declare a check; it may leave arguments it has no use for to ``**_``."""
+    def register(fn):
+        for overload in overloads:
+            CHECKS[overload] = fn
+        return fn
+    return register
+
+
+def checked(func, handler):
+    """``handler`` behind the check of ``func``, if it has one."""
+    fn = CHECKS.get(func)
+    if fn is None:
+        return handler
+
+    def run(args, kwargs):
+        fn(*args, **kwargs)
+        return handler(args, kwargs)
+
+    return run
+
+
+# ---------------------------------------------------------------- fill values
+
+_INTEGERS = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)}
+_FLOATS = {d: torch.finfo(d).max for d in (torch.float16, torch.bfloat16, torch.float32)}
+
+
+def fits(value, dtype):
+    """RuntimeError if a number can't be held by ``dtype``; negative numbers wrap in unsigned ones, as in torch."""
+    bounds = _INTEGERS.get(dtype)
+    if bounds is not None:
+        if type(value) is complex:
+            value = value.real if value.imag == 0 else math.nan
+        low, high = bounds
+        if not (-high if low == 0 else low) <= value <= high:
+            raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
+    elif type(value) is not complex:
+        top = _FLOATS.get(dtype)
+        if top is not None and not -top <= value <= top and not (math.isinf(value) if type(value) is float else False) \
+                and value == value:
+            raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
+
+
+@check(aten.fill_.Scalar, aten.fill.Scalar)
+def fill_(self, value):
+    fits(value, self.dtype)
+
+
+@check(aten.full.default, aten.full.out)
+def full(size, fill_value, *, dtype=None, **_):
+    if dtype is not None:
+        fits(fill_value, dtype)
+
+
+@check(aten.full_like.default)
+def full_like(self, fill_value, *, dtype=None, **_):
+    fits(fill_value, dtype or self.dtype)
+
+
+@check(aten.new_full.default)
+def new_full(self, size, fill_value, *, dtype=None, **_):
+    fits(fill_value, dtype or self.dtype)
+
+
+# ---------------------------------------------------------------- parameters of distributions
+
+
+def _floating(dtype, name):
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise NotImplementedError(f'"{name}" not implemented for {dtype}')
+
+
+def _positive(value, name, what):
+    if not value > 0:
+        raise RuntimeError(f"{name} expects {what} > 0.0, but found {what}={value}")
+
+
+def _std(std):
+    if type(std) in (int, float) and not std >= 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+
+
+@check(aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator)
+def rand(size, *, dtype=None, **_):
+    _floating(dtype, "rand")
+
+
+@check(aten.rand_like.default, aten.rand_like.generator, aten.randn_like.default, aten.randn_like.generator)
+def rand_like(self, *, dtype=None, **_):
+    _floating(dtype or self.dtype, "rand_like")
+
+
+@check(aten.normal_.default, aten.normal_functional.default)
+def normal_(self, mean=0.0, std=1.0, **_):
+    _std(std)
+    _floating(self.dtype, "normal_")
+
+
+@check(aten.normal.Tensor_float, aten.normal.Tensor_float_out)
+def normal(mean, std=1.0, **_):
+    _std(std)
+
+
+@check(aten.normal.float_float, aten.normal.float_float_out)
+def normal_sized(mean, std, size, **_):
+    _std(std)
+
+
+@check(aten.uniform_.default, aten.uniform.default)
+def uniform_(self, low=0.0, high=1.0, **_):
+    _floating(self.dtype, "uniform_")
+    if not low <= high:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
+
+
+@check(aten.exponential_.default, aten.exponential.default)
+def exponential_(self, lambd=1.0, **_):
+    _positive(lambd, "exponential_", "lambda")
+    _floating(self.dtype, "exponential_")
+
+
+@check(aten.geometric_.default, aten.geometric.default)
+def geometric_(self, p, **_):
+    if not 0 < p < 1:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
+
+
+@check(aten.cauchy_.default, aten.cauchy.default)
+def cauchy_(self, median=0.0, sigma=1.0, **_):
+    _positive(sigma, "cauchy_", "sigma")
+    _floating(self.dtype, "cauchy_")
+
+
+@check(aten.log_normal_.default, aten.log_normal.default)
+def log_normal_(self, mean=1.0, std=2.0, **_):
+    _positive(std, "log_normal_", "std")
+    _floating(self.dtype, "log_normal_")
+
+
+@check(aten.bernoulli_.float, aten.bernoulli.p)
+def bernoulli_(self, p=0.5, **_):
+    if not 0 <= p <= 1:
+        raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
+
+
+@check(aten.bernoulli.default, aten.bernoulli.out, aten.poisson.default)
+def bernoulli(self, *_args, **_):
+    _floating(self.dtype, "bernoulli or poisson")
+
+
+def _range(low, high, dtype):
+    """Bounds of [low, high) as random_ and randint check them."""
+    if high is not None and low >= high:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+    if dtype is torch.bool:
+        bounds = (0, 1)
+    else:
+        bounds = _INTEGERS.get(dtype)
+    if bounds is None:
+        top = _FLOATS.get(dtype)
+        bounds = (-top, top) if top is not None else (-math.inf, math.inf)
+    for what, value in (("from", low), ("to - 1", None if high is None else high - 1)):
+        if value is not None and not bounds[0] <= value <= bounds[1]:
+            raise RuntimeError(f"{what} is out of bounds for {dtype}: {value}")
+
+
+@check(aten.random_.to, aten.random.to)
+def random_to(self, to, **_):
+    _range(0, to, self.dtype)
+
+
+@check(getattr(aten.random_, "from"), getattr(aten.random, "from"))
+def random_from(self, low, to=None, **_):
+    _range(low, to, self.dtype)
+
+
+@check(aten.randint.default, aten.randint.generator)
+def randint(high, size, *, dtype=torch.int64, **_):
+    _range(0, high, dtype or torch.int64)
+
+
+@check(aten.randint.low, aten.randint.low_generator)
+def randint_low(low, high, size, *, dtype=torch.int64, **_):
+    _range(low, high, dtype or torch.int64)
+
+
+@check(aten.randint_like.default, aten.randint_like.generator)
+def randint_like(self, high, *, dtype=None, **_):
+    _range(0, high, dtype or self.dtype)
+
+
+@check(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
+def randint_like_low(self, low, high, *, dtype=None, **_):
+    _range(low, high, dtype or self.dtype)
+
+
+# ---------------------------------------------------------------- histograms
+
+
+@check(aten.histc.default, aten.histc.out)
+def histc(self, bins=100, min=0, max=0, **_):
+    if not (math.isfinite(min) and math.isfinite(max)):
+        raise RuntimeError(f"histc: range of [{min}, {max}] is not finite")
+    if min > max:
+        raise RuntimeError(f"torch.histc(): max must be larger than min, got [{min}, {max}]")
