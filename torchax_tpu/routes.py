@@ -76,7 +76,11 @@ def make_view_handler(func, fast):
         except views.Unsure:
             g.dtype = self.dtype
             held = storage.storage_numel(self._cell, dtypes.to_jax(self.dtype))
-            return views.by_meta(func, g, held, args[1:], kwargs)
+            out = views.by_meta(func, g, held, args[1:], kwargs)
+            for o in out if type(out) is list else (out,):
+                if o.dtype == self.dtype:
+                    o.dtype = None  # memoised for tensors of any dtype
+            return out
 
     def handler(args, kwargs):
         self = args[0]
