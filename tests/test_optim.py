@@ -93,12 +93,14 @@ def test_follows_cpu(name, variant):
     for desc, kwargs in _variants(info, variant):
         if isinstance(kwargs.get("lr"), torch.Tensor) and variant == "foreach":
             continue  # torch refuses a tensor lr with foreach unless capturable
+        closure_only = name == "LBFGS"
+        if closure_only:  # more iterations amplify a change of one ulp to 1e-2, on the CPU alone too
+            kwargs["max_iter"] = 2
         reference = dict(kwargs)
         if variant == "capturable":  # the CPU has no capturable form: the plain one is the reference
             reference.pop("capturable")
         (cpu, cpu_opt), (device, device_opt) = _pairs(info.optim_cls, reference)[0], _pairs(info.optim_cls, kwargs)[1]
         assert all(p.device.type == DEVICE for p in device)
-        closure_only = name == "LBFGS"
         _steps(cpu, cpu_opt, closure_only)
         _steps(device, device_opt, closure_only)
         for got, want in zip(device, cpu):

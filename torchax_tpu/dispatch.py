@@ -170,6 +170,9 @@ def _weak_array(value, wide):
         return _identity(value)
 
 
-def needs_wide(value):
-    """Whether a Python int does not fit the 32-bit scalars of narrow mode."""
-    return type(value) is int and not -(2**31) <= value < 2**31
+def makes_int64(arrays, value):
+    """Whether a Python int needs 64-bit mode: too large for 32 bits, or next to nothing but bools (bool + 1 is int64)."""
+    return not -(2**31) <= value < 2**31 or all(getattr(a, "dtype", _BOOL) == _BOOL for a in arrays)
+
+
+_BOOL = np.dtype(np.bool_)

@@ -61,7 +61,7 @@ def _generate(op, general, finish, kinds, optional):
     scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "general": general,
              "read": storage.read, "write": storage.write, "scalars": dispatch._scalars[0], "get": op.cache.get,
              "dtype_type": torch.dtype, "finish_many": T._finish_many, "fusible": storage.fusible,
-             "start": storage._start, "contiguous": T.contiguous}
+             "start": storage._start, "BOOL": dispatch._BOOL, "contiguous": T.contiguous}
     lists = any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
     variants = (("viewed", True), ("fast", lists))
     for name, listed in variants:
@@ -142,6 +142,8 @@ def _number(i, listed, word):
     a = f"a{i}"
     lines = [f"    {word} type({a}) is float and {a} or type({a}) is int:", f"        x{i} = scalars.get(({a}, type({a})))",
              f"        if x{i} is None:", f"            {_GIVE_UP}"]
+    if i:  # bool + 1 is int64
+        lines += [f"        if type({a}) is int and x0.dtype is BOOL:", f"            {_GIVE_UP}"]
     if listed:
         lines.append(f"        arrays.append(x{i})")
     return [*lines, "    else:", f"        {_GIVE_UP}"]

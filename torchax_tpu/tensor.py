@@ -371,11 +371,11 @@ def make_handler(op):
                     wide = arr.dtype.kind in "iub"
                     break
         if scalars is not None:
+            if not wide:
+                for k in scalars:
+                    if type(arrays[k]) is int and dispatch.makes_int64(arrays, arrays[k]):
+                        wide = True
             if active is None:
-                if not wide:
-                    for k in scalars:
-                        if dispatch.needs_wide(arrays[k]):
-                            wide = True
                 for k in scalars:
                     arrays[k] = scalar_array(arrays[k], wide)
             else:

@@ -112,7 +112,7 @@ def fmin(self, other):
 @op(aten.clamp.default, aten.clamp.Tensor, dtype=Only(promote_exact, "iuf"), layout="elementwise")
 def clamp(self, min=None, max=None):
     if min is None and max is None:
-        raise ValueError("torch.clamp: At least one of 'min' or 'max' must not be None")
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     if min is not None:
         self = jnp.maximum(self, min)
     return self if max is None else jnp.minimum(self, max)
@@ -140,15 +140,6 @@ def where(condition, self, other):
     return run(promote_exact, lambda a, b: jnp.where(condition, a, b), self, other)
 
 
-def _castable(value, dtype):
-    order = "biufc"
-    have, want = kind(value), kind(dtype)
-    if have == "c" and want != "c" or hasattr(value, "ndim") and not getattr(value, "weak_type", False) and (
-            order.index(have) > order.index(want) and {have, want} != {"i", "u"}):
-        raise RuntimeError(f"value of dtype {getattr(value, 'dtype', type(value))} cannot be converted to {dtype} "
-                           "without overflow")
-
-
 @op(aten.masked_fill.Scalar, aten.masked_fill.Tensor, layout="elementwise")
 def masked_fill(self, mask, value):
     if mask.dtype != jnp.bool_:
@@ -156,7 +147,8 @@ def masked_fill(self, mask, value):
     if getattr(value, "ndim", 0):
         raise RuntimeError("masked_fill only supports a 0-dimensional value tensor, but got tensor with "
                            f"{value.ndim} dimension(s).")
-    _castable(value, self.dtype)
+    if kind(value) == "c" and kind(self) != "c":
+        raise RuntimeError(f"value cannot be converted to type {self.dtype} without overflow")
     return jnp.where(mask, cast(value, self.dtype), self)
 
 

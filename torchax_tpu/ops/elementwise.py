@@ -148,25 +148,34 @@ def int_pow(base, exponent):
     return jnp.where(negative, inverse, power)
 
 
-@op(aten.pow.Tensor_Tensor, aten.pow.Scalar, dtype=promote, layout="elementwise")
+@op(aten.pow.Tensor_Tensor, aten.pow.Scalar, dtype=Only(promote, "iufc"), layout="elementwise")
 def pow_(self, exponent):
-    return int_pow(self, exponent) if kind(self) in "iub" else jnp.power(self, exponent)
+    return int_pow(self, exponent) if kind(self) in "iu" else _float_pow(self, exponent)
 
 
-@op(aten.pow.Tensor_Scalar, static=("exponent",), layout="elementwise")
+def _float_pow(base, exponent):
+    out = jnp.power(base, exponent)
+    if kind(base) != "c":
+        return out
+    return jnp.where((base == 0) & (exponent.real > 0), constant(base, 0), out)  # XLA goes through the log
+
+
+@op(aten.pow.Tensor_Scalar, static=("exponent",), wide="int", layout="elementwise")
 def pow_scalar(self, exponent):
     if kind(self) in "iub" and isinstance(exponent, int) and exponent < 0:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
     def power(x):
+        if x.dtype == jnp.bool_:
+            return x | (not exponent)
         if exponent in (0.5, -0.5) and kind(x) in "fc":
             return jnp.sqrt(x) if exponent > 0 else lax.rsqrt(x)
         if not isinstance(exponent, complex) and exponent == int(exponent if abs(exponent) < 1e9 else 0.5) and (
                 kind(x) in "iu" or abs(exponent) <= 3):
             return lax.integer_pow(x, int(exponent))
-        if kind(x) in "iub":
+        if kind(x) in "iu":
             return int_pow(x, cast(exponent, x.dtype))
-        return jnp.power(x, cast(exponent, x.dtype))
+        return _float_pow(x, cast(exponent, x.dtype))
 
     compute, result = promote.resolve([self, exponent])
     return cast(power(cast(self, compute)), result)
