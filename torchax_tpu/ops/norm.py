@@ -9,6 +9,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..dtypes import cast, opmath
 from ..registry import aten, op
@@ -308,6 +309,19 @@ def native_batch_norm_backward(grad_out, input, weight, running_mean, running_va
     if output_mask[2]:
         gb = cast(jnp.ravel(sum_g), param)
     return gx, gw, gb
+
+
+@op(aten._batch_norm_with_update.default)
+def batch_norm_with_update(input, weight, bias, running_mean, running_var, momentum, eps):
+    out, mean, invstd, *new = native_batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps)
+    return (out, mean, invstd, jnp.zeros((0,), np.uint8), *new)
+
+
+@op(aten.batch_norm_backward.default)
+def batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask,
+                        reserve):
+    return native_batch_norm_backward(grad_out, input, weight, running_mean, running_var, save_mean, save_var, update,
+                                      eps, output_mask)
 
 
 # ------------------------------------------- batch norm in pieces (synchronised batch norm is built of them)
