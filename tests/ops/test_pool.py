@@ -8,7 +8,7 @@ from tests import ledger, oracle
 from tests.ops.test_matmul import compare
 
 NAMES = [f"nn.functional.{k}_pool{n}d" for k in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)]
-NAMES += ["nn.functional.lp_pool2d", "nn.functional.max_unpool2d"]
+NAMES += ["nn.functional.max_unpool2d", "nn.functional.max_unpool3d"]
 CASES = [(m, n, d) for n in NAMES for m, d in (("forward", "float32"), ("grad", "float32"), ("forward", "bfloat16"))]
 
 
