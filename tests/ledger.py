@@ -12,6 +12,13 @@ TOLERANCES = {
 # key -> reason
 EXPECTED_FAILURES = {}
 
+# bfloat16 in float32 inside, where torch's CPU kernels round in between: ours is the float64 result rounded.
+TOLERANCES |= {
+    ("forward", "log_softmax", "bfloat16"): (1.6e-2, 5e-3, "CPU rounds the log-sum to bfloat16: gives 0 for -0.00379, we -0.00378"),
+    ("forward", "logit", "bfloat16"): (3.5e-2, 1e-2, "CPU rounds x / (1 - x) to bfloat16: 0.0967 for 0.0938, we 0.0938"),
+    ("forward", "_foreach_mm", "float32"): (5e-6, 5e-5, "sums in another order; both sides equally far from float64"),
+}
+
 # Measured over all samples against float64: the device's error is at most 2.1 times torch CPU's, often smaller, and at
 # most 2e-7 of the largest value where a product is summed in another order.
 _SUMS = "sums in another order; both sides equally far from float64"

@@ -22,13 +22,41 @@ def check(*overloads):
 
 
 def checked(func, handler):
-    """``handler`` behind the check of ``func``, if it has one."""
+    """``handler`` behind the check of ``func``, and told torch's default dtype, if ``func`` asks for either."""
     fn = CHECKS.get(func)
+    if func in DEFAULTED:
+        handler = _defaulted(handler)
     if fn is None:
         return handler
 
     def run(args, kwargs):
         fn(*args, **kwargs)
+        return handler(args, kwargs)
+
+    return run
+
+
+# ---------------------------------------------------------------- default dtype
+
+# Factories whose dtype follows torch.get_default_dtype(): programs are kept per dtype, so it has to be named.
+DEFAULTED = frozenset({
+    aten.zeros.default, aten.ones.default, aten.full.default, aten.scalar_tensor.default, aten.eye.default, aten.eye.m,
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor,
+    aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor,
+    aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator, aten.normal.float_float,
+    aten.kaiser_window.default, aten.kaiser_window.periodic, aten.kaiser_window.beta})
+_COMPLEX = {torch.float64: torch.complex128, torch.float16: torch.complex32}
+
+
+def _defaulted(handler):
+    def run(args, kwargs):
+        default = torch.get_default_dtype()
+        if default is not torch.float32 and kwargs.get("dtype") is None:
+            values = args[:2]
+            if any(type(v) is complex or isinstance(v, torch.Tensor) and v.is_complex() for v in values):
+                default = _COMPLEX.get(default, torch.complex64)
+            if len(args) < 2 or type(args[0]) not in (tuple, list, torch.Size) or type(args[1]) not in (bool, int):
+                kwargs = {**kwargs, "dtype": default}  # not torch.full's integers: they name their own dtype
         return handler(args, kwargs)
 
     return run

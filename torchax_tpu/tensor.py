@@ -254,7 +254,7 @@ def make_handler(op):
     def handler(args, kwargs):
         active = tracing.active
         arrays, statics = [], []
-        device, wide, scalars, fused = None, always, None, None
+        device, wide, scalars, fused, generator = None, always, None, None, None
         i = 0
         for a in args:
             kind = kinds[i]
@@ -321,8 +321,9 @@ def make_handler(op):
                 for v in a:
                     scalars.append(len(arrays))
                     arrays.append(v)
+            elif kind == GENERATOR:
+                generator = a
             i += 1
-        generator = None
         if kwargs:
             for name, a in kwargs.items():
                 kind = kwkinds[name]

@@ -73,14 +73,24 @@ def logcumsumexp(self, dim):
     result = default_float() if self.dtype.kind in "iub" else self.dtype
     x, scalar = at_least_1d(cast(self, opmath(result)))
     if x.dtype.kind == "c":
-        out = lax.associative_scan(_log_add_complex, x, axis=a)
+        out = _log_sums_complex(x, a)
     else:
         out = lax.cumlogsumexp(x, a)
     out = cast(out, result)
     return out.reshape(()) if scalar else out
 
 
-def _log_add_complex(a, b):
-    top = jnp.maximum(a.real, b.real)
-    top = jnp.where(jnp.isfinite(top), top, jnp.zeros((), top.dtype))
-    return jnp.log(jnp.exp(a - top) + jnp.exp(b - top)) + top
+def _log_sums_complex(x, a):
+    """One element after another: how often the imaginary part has gone round depends on the order of the sum."""
+    def step(total, item):
+        smaller = item.real < total.real
+        low, high = jnp.where(smaller, item, total), jnp.where(smaller, total, item)
+        new = jnp.log1p(jnp.exp(low - high)) + high
+        both = low.real == high.real
+        new = jnp.where(both & (low.real == -jnp.inf), low, new)
+        new = jnp.where(both & (low.real == jnp.inf), jnp.log(jnp.exp(low) + jnp.exp(high)), new)
+        return new, new
+
+    moved = jnp.moveaxis(x, a, 0)
+    start = jnp.full(moved.shape[1:], -jnp.inf, x.dtype)
+    return jnp.moveaxis(lax.scan(step, start, moved)[1], 0, a)

@@ -181,13 +181,20 @@ def _argextreme(x, dim, keepdim, largest, name):
     return i.reshape([1] * len(shape)) if dim is None else jnp.expand_dims(i, a)
 
 
+def _no_bool(x, name):
+    if x.dtype == np.bool_:
+        raise RuntimeError(f"{name}(): does not support bool input")
+
+
 @op(aten.argmax.default, wide=True)
 def argmax(self, dim=None, keepdim=False):
+    _no_bool(self, "argmax")
     return widen(_argextreme(self, dim, keepdim, True, "argmax"))
 
 
 @op(aten.argmin.default, wide=True)
 def argmin(self, dim=None, keepdim=False):
+    _no_bool(self, "argmin")
     return widen(_argextreme(self, dim, keepdim, False, "argmin"))
 
 

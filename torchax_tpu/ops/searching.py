@@ -71,9 +71,6 @@ def _search(sorted_sequence, values, out_int32, right, side, sorter):
 
 @op(aten.searchsorted.Tensor, wide=True)
 def searchsorted(sorted_sequence, self, *, out_int32=False, right=False, side=None, sorter=None):
-    if sorted_sequence.dtype != self.dtype:
-        raise RuntimeError("torch.searchsorted(): boundary tensor and input value tensor should have same dtype, but got "
-                           f"boundary tensor dtype {sorted_sequence.dtype} and input value tensor dtype {self.dtype}")
     return _search(sorted_sequence, self, out_int32, right, side, sorter)
 
 
