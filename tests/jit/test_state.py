@@ -332,3 +332,11 @@ def test_many_retraces_warn_with_the_reason():
         for i in range(12):
             state["n"] = i
             same(f(x), torch.full((2,), 1.0 + i))
+
+
+def test_many_signatures_warn_with_the_difference():
+    f = jit(lambda x, n: x + n)
+    x = on(torch.ones(2))
+    with pytest.warns(UserWarning, match="argument 1 changed"):
+        for n in range(9):
+            same(f(x, n), torch.full((2,), 1.0 + n))

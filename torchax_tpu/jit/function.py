@@ -61,7 +61,12 @@ class JitFunction:
         return program.rebuild(flat)
 
     def _find(self, key, leaves, spec):
-        programs = self._programs.setdefault(key, [])
+        programs = self._programs.get(key)
+        if programs is None:
+            if len(self._programs) == _WARN_AFTER:
+                self._warn(f"for {_WARN_AFTER + 1} different signatures; last because {_difference(self._last, key)}")
+            programs = self._programs[key] = []
+            self._last = key
         reason = None
         for program in programs:
             reason = program.broken()
@@ -76,8 +81,10 @@ class JitFunction:
     def _retraced(self, reason):
         self._retraces += 1
         if self._retraces == _WARN_AFTER:
-            warnings.warn(f"torchax_tpu.jit: {getattr(self, '__name__', self._function)} has been traced again "
-                          f"{_WARN_AFTER} times for the same arguments; last because {reason}.", stacklevel=4)
+            self._warn(f"again {_WARN_AFTER} times for the same arguments; last because {reason}")
+
+    def _warn(self, what):
+        warnings.warn(f"torchax_tpu.jit: {getattr(self, '__name__', self._function)} has been traced {what}.", stacklevel=5)
 
     def _make(self, leaves, spec):
         self.traces += 1
@@ -169,6 +176,15 @@ class JitFunction:
 
 _KEPT = 7  # programs kept per signature besides the newest
 _WARN_AFTER = 8
+
+
+def _difference(old, new):
+    """What in a signature is not as in the one before, in words."""
+    for a, b in zip(old[0][3:], new[0][3:]):
+        if a != b:
+            name = " ".join(map(str, a[0])) if isinstance(a[0], tuple) else f"argument {a[0]}"
+            return f"{name} changed from {a[1]} to {b[1]}"
+    return "the arguments' structure, grad mode, autocast or default dtype changed"
 
 
 class _Spec:
