@@ -90,6 +90,8 @@ def lazy(size, dtype, device, stride=None):
     cell = tensor._cell = Cell(None, dtype in dtypes.WIDE_TORCH, device)
     cell.lazy = (size, jdt)
     tensor._view = None
+    if tracing.active is not None:
+        tracing.active.created(cell)
     return tensor
 
 
@@ -603,7 +605,9 @@ def _finish_mixed(op):
     returns, mutates, names = op.overload._schema.returns, op.mutates, op.names
     fresh = sum(r.alias_info is None for r in returns)
     args_schema = {a.name: a for a in op.overload._schema.arguments}
-    is_out = all(args_schema[m].kwarg_only for m in mutates)
+    outs = [m for m in mutates if args_schema[m].kwarg_only]
+    is_out = len(outs) == len(mutates)
+    returned = outs or mutates  # results alias these
 
     def finish(out, args, kwargs, device):
         given = dict(zip(names, args)) | kwargs
@@ -620,8 +624,8 @@ def _finish_mixed(op):
             if value is None:  # the op left this argument as it was
                 continue
             for t, v in zip(target, value) if isinstance(target, (list, tuple)) else ((target, value),):
-                write_out(t, v, op.overload) if is_out else storage.write(t, dispatch.fit(v, t_struct(t), op))
-        written = iter(given[m] for m in mutates if given.get(m) is not None)
+                write_out(t, v, op.overload) if m in outs else storage.write(t, dispatch.fit(v, t_struct(t), op))
+        written = iter(given[m] for m in returned if given.get(m) is not None)
         fresh_results = iter(results)
         final = [next(written) if r.alias_info is not None else next(fresh_results) for r in returns]
         return None if not final else final[0] if len(final) == 1 else tuple(final)

@@ -244,7 +244,7 @@ def _written(result, *running):
     out, mean, invstd, *new = result
     if mean is None:
         mean = invstd = jnp.zeros((0,), _stat_dtype(out, *running))
-    return (out, mean, invstd, *(n for r, n in zip(running, new) if r is not None))
+    return (out, mean, invstd, *(n for r, n in zip(running, new) if r is not None))  # None in eval mode
 
 
 @op(aten.native_batch_norm.default, mutates=("running_mean", "running_var"))
@@ -256,6 +256,16 @@ def native_batch_norm(input, weight, bias, running_mean, running_var, training, 
 @op(aten._native_batch_norm_legit.default)
 def native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps):
     return native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def _batch_norm_out(input, weight, bias, running_mean, running_var, training, momentum, eps):
+    """out= form: what is written is in schema order, the running statistics first."""
+    out, mean, invstd, *new = native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return (*new, out, mean, invstd)
+
+
+op(aten._native_batch_norm_legit.out)(_batch_norm_out)
+op(aten.native_batch_norm.out, mutates=("running_mean", "running_var", "out", "save_mean", "save_invstd"))(_batch_norm_out)
 
 
 @op(aten._native_batch_norm_legit.no_stats)
