@@ -80,8 +80,7 @@ def fits(value, dtype):
             raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
     elif type(value) is not complex:
         top = _FLOATS.get(dtype)
-        if top is not None and not -top <= value <= top and not (math.isinf(value) if type(value) is float else False) \
-                and value == value:
+        if top is not None and top < abs(value) < math.inf:
             raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
 
 

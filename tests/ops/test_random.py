@@ -179,7 +179,7 @@ torch.bernoulli(torch.ones(3, device=d).long()) | torch.normal(torch.zeros(3, de
 def test_same_error(expression):
     errors = []
     for d in ("cpu", DEV):
-        with pytest.raises(Exception) as e:  # noqa: PT011  (which class is what is compared)
+        with pytest.raises(Exception) as e:
             eval(expression, {"torch": torch, "F": F, "d": d, "new": lambda dt=torch.float32, d=d: torch.empty(9, dtype=dt, device=d)})
         errors.append(e.type)
     assert errors[0] is errors[1]
@@ -226,3 +226,21 @@ def test_gradients_of_draws():
 def test_complex_normal_has_unit_variance():
     z = torch.randn(N, dtype=torch.complex64, device=DEV)
     assert abs(z.abs().square().mean().item() - 1) < 0.03 and abs(z.real.var().item() - 0.5) < 0.03
+
+
+def test_a_jitted_function_draws_what_eager_draws():
+    def draw(x):
+        return (F.dropout(x, 0.5), torch.randint(0, 10, (4,), device=DEV), torch.empty(3, device=DEV).exponential_(2.0),
+                torch.multinomial(torch.ones(5, device=DEV), 3), torch.randperm(6, device=DEV))
+    x = torch.ones(8, device=DEV)
+    torch.manual_seed(1)
+    first, second = draw(x), draw(x)
+    jitted = torchax_tpu.jit(draw)
+    torch.manual_seed(1)
+    oracle.assert_same([jitted(x), jitted(x)], [oracle.to_cpu(first), oracle.to_cpu(second)])
+
+
+def test_a_tensor_filled_within_a_jitted_function_is_new_at_each_call():
+    jitted = torchax_tpu.jit(lambda x: torch.empty(3, device=DEV).copy_(x))
+    results = [jitted(torch.full((3,), v, device=DEV)) for v in (1.0, 2.0)]
+    assert [r.tolist() for r in results] == [[1.0] * 3, [2.0] * 3]

@@ -9,10 +9,8 @@ from tests import ledger, oracle
 
 nan, inf = math.nan, math.inf
 DEV = oracle.DEVICE
-FLOAT = """sum mean prod nansum nanmean var var.unbiased std std_mean var_mean amax amin aminmax max.reduction_no_dim
-max.reduction_with_dim min.reduction_with_dim argmax argmin any all norm norm.inf linalg.vector_norm logsumexp cumsum cumprod
-cummax cummin logcumsumexp count_nonzero dist trace equal allclose hash_tensor""".split()
-GRAD = "sum mean prod var std_mean amax max.reduction_with_dim norm linalg.vector_norm logsumexp cumsum cumprod cummax logcumsumexp".split()
+FLOAT = ["sum", "mean", "prod", "nansum", "nanmean", "var", "var.unbiased", "std", "std_mean", "var_mean", "amax", "amin", "aminmax", "max.reduction_no_dim", "max.reduction_with_dim", "min.reduction_with_dim", "argmax", "argmin", "any", "all", "norm", "norm.inf", "linalg.vector_norm", "logsumexp", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "count_nonzero", "dist", "trace", "equal", "allclose", "hash_tensor"]
+GRAD = ["sum", "mean", "prod", "var", "std_mean", "amax", "max.reduction_with_dim", "norm", "linalg.vector_norm", "logsumexp", "cumsum", "cumprod", "cummax", "logcumsumexp"]
 CASES = ([("forward", n, "float32") for n in FLOAT] + [("grad", n, "float32") for n in GRAD]
          + [("forward", n, "bfloat16") for n in ("sum", "mean", "prod", "var", "norm", "cumsum", "logsumexp", "amax")]
          + [("forward", n, "int64") for n in ("sum", "prod", "amax", "cumsum", "cummax", "argmax", "any")]
@@ -51,7 +49,7 @@ def test_same_value_or_same_error(expression):
     for x in (X, X.to(DEV)):
         try:
             results.append(eval(expression, {"x": x, "torch": torch, "inf": inf}))
-        except Exception as e:
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
             results.append(e)
     ref, got = results
     if isinstance(ref, Exception):

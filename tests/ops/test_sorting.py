@@ -9,8 +9,7 @@ from tests import ledger, oracle
 
 nan, inf = math.nan, math.inf
 DEV = oracle.DEVICE
-NAMES = """sort argsort msort topk kthvalue median nanmedian mode quantile nanquantile searchsorted bucketize unique unique_consecutive
-isin histc histogram histogramdd""".split()
+NAMES = ["sort", "argsort", "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "quantile", "nanquantile", "searchsorted", "bucketize", "unique", "unique_consecutive", "isin", "histc", "histogram", "histogramdd"]
 CASES = ([("forward", n, "float32") for n in NAMES] + [("forward", "bincount", "int64")]
          + [("forward", n, "int64") for n in ("searchsorted", "bucketize", "unique", "isin", "msort")]
          + [("forward", n, "bfloat16") for n in ("msort", "nanmedian", "unique", "searchsorted")]
@@ -76,7 +75,7 @@ def test_same_value_or_same_error(expression):
     for x in (X, X.to(DEV)):
         try:
             results.append(eval(expression, {"x": x, "torch": torch}))
-        except Exception as e:
+        except (RuntimeError, IndexError, ValueError, TypeError) as e:
             results.append(e)
     ref, got = results
     if isinstance(ref, Exception):

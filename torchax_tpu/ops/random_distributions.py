@@ -10,7 +10,6 @@ from ..dtypes import cast, opmath
 from ..registry import aten, op
 from .searching import bounds
 
-
 _REFUSED = np.iinfo(np.int64).min  # what stands where torch would raise: no program can
 
 

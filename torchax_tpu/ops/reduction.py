@@ -335,9 +335,11 @@ def norm_dtype(self, p, dtype=None):
     return _norm(self, p, None, False, dtype, "norm()")
 
 
-@op(aten.dist.default, dtype=promote("self", "other"), static=("p",))
+@op(aten.dist.default, static=("p",))
 def dist(self, other, p=2):
-    return _vector_norm(self - other, p, None, False)
+    compute, result = promote.resolve([self, other])
+    size = _vector_norm(cast(self, compute) - cast(other, compute), p, None, False)
+    return cast(size, np.zeros((), result).real.dtype)
 
 
 @op(aten.logsumexp.default)
