@@ -15,6 +15,15 @@ TENSOR, TENSORS, SCALAR, SCALARS, STATIC, DROP, GENERATOR = range(7)
 _DROPPED = frozenset({"device", "layout", "pin_memory", "non_blocking", "memory_format"})
 
 
+_made = []  # every Op there is
+
+
+def forget_programs():
+    """Drop every op's compiled programs: something they were traced under has changed (the default dtype)."""
+    for made in _made:
+        made.cache.clear()
+
+
 class Op:
     """One ATen overload's way to JAX.
 
@@ -54,6 +63,7 @@ class Op:
                 self.names.append(a.name)
         self.mutates = mutated_args(overload) if mutates is None else tuple(mutates)
         self.cache = {}
+        _made.append(self)
 
     def positional_kinds(self):
         return tuple(self.kinds[n] for n in self.names)

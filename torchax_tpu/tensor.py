@@ -3,13 +3,15 @@
 Each ATen overload gets a handler, built once and memoised; `__torch_dispatch__` only calls it.
 """
 
+import functools
+
 import jax
 import torch
 from jax import ShapeDtypeStruct
 from torch.optim.optimizer import _foreach_supported_types as _optim_types
 from torch.utils._foreach_utils import _foreach_supported_types as _util_types
 
-from . import dispatch, dtypes, errors, storage, strides
+from . import dispatch, dtypes, errors, registry, storage, strides
 from .dispatch import ARRAY, CONST, LIST, VIEWED, Program
 from .registry import DROP, GENERATOR, SCALAR, SCALARS, STATIC, TENSOR, TENSORS
 from .storage import Cell, View, tracing
@@ -33,6 +35,19 @@ class Tensor(torch.Tensor):
             handler = find(func)
         return handler(args, kwargs or {})
 
+
+_set_default_dtype = torch.set_default_dtype
+
+
+@functools.wraps(_set_default_dtype)
+def set_default_dtype(d):
+    before = torch.get_default_dtype()
+    _set_default_dtype(d)
+    if torch.get_default_dtype() is not before:  # programs of ops that turn integers into floats were traced under it
+        registry.forget_programs()
+
+
+torch.set_default_dtype = set_default_dtype
 
 for _supported in (_optim_types, _util_types):  # optimizers and clip_grad_* take their foreach paths, as DTensor's do
     if Tensor not in _supported:
