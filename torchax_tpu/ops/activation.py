@@ -106,7 +106,7 @@ def elu(self, alpha=1, scale=1, input_scale=1):
 def elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result):
     x, negative = self_or_result, alpha * scale
     slope = input_scale * (x + negative) if is_result else input_scale * negative * jnp.exp(x * input_scale)
-    return grad_output * jnp.where(x > 0, cast(scale, x.dtype), slope)
+    return grad_output * jnp.where(x <= 0, slope, cast(scale, x.dtype))
 
 
 @pointwise(aten.celu.default)

@@ -23,8 +23,18 @@ for _packet, _fn in ((aten._foreach_maximum, jnp.maximum), (aten._foreach_minimu
 
 
 @op(aten._foreach_copy.default)
-def foreach_copy(self, src):
+def foreach_copy(self, src, non_blocking=False):
     return [jnp.broadcast_to(cast(b, a.dtype), a.shape) for a, b in _each(self, src)]
+
+
+@special(aten._foreach_copy_.default)
+def foreach_copy_(self, src, non_blocking=False):
+    """One program, or copies one by one where the sources lie on other devices."""
+    if len(self) == len(src) and any(a.device != b.device for a, b in zip(self, src)):
+        for a, b in zip(self, src):
+            a.copy_(b, non_blocking)
+    else:
+        aten._foreach_copy.out(self, src, out=self)
 
 
 @op(aten._foreach_zero.default)
@@ -64,10 +74,10 @@ def _powers(a, ord, dtype):
 def _norm(a, ord, dtype):
     if ord in (float("inf"), float("-inf")):
         size = jnp.abs(a)
-        if not a.size and ord < 0:
-            raise RuntimeError("linalg.vector_norm cannot compute the -inf norm on an empty tensor because the "
-                               "operation does not have an identity")
-        out = jnp.max(size, initial=0) if ord > 0 else jnp.min(size)
+        if not a.size:
+            raise RuntimeError("_foreach_norm cannot compute the infinity norm on an empty tensor because the operation "
+                               "does not have an identity")
+        out = jnp.max(size) if ord > 0 else jnp.min(size)
         return out if dtype is None else cast(out, dtype)
     total, result = _powers(a, ord, dtype)
     root = total if ord in (0, 1) else jnp.sqrt(total) if ord == 2 else jnp.power(total, cast(1 / ord, total.dtype))

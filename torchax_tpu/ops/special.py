@@ -115,7 +115,9 @@ def zeta(x, q):
     # beyond the float range of the powers the first term is all there is
     total = jnp.where(jnp.isfinite(total), total, first)
     poles = (x == 1) | (x > 1) & (q <= 0) & (q == jnp.floor(q))
-    return jnp.where(poles, constant(x, math.inf), jnp.where(usable, total, constant(x, math.nan)))
+    total = jnp.where((x == math.inf) & (q > 0) & (q <= 1), jnp.where(q == 1, constant(x, 1), constant(x, math.inf)),
+                      jnp.where(usable, total, constant(x, math.nan)))
+    return jnp.where(poles, constant(x, math.inf), total)
 
 
 @op(aten.polygamma.default, dtype=float_only("self"), layout="elementwise")
