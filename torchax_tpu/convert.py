@@ -14,7 +14,8 @@ def cpu_to_numpy(tensor):
     """A numpy array with a CPU tensor's values; shares memory where it can."""
     t = tensor.detach().resolve_conj().resolve_neg()
     if t.layout != torch.strided:
-        t = t.to_dense()
+        raise NotImplementedError(f"torchax_tpu holds dense tensors only, got one of layout {t.layout}: keep it on the CPU, or "
+                                  "move .to_dense()")
     if t.dtype is torch.bfloat16 or t.dtype.is_floating_point and t.dtype.itemsize == 1:
         _, middle = _BITS[t.dtype.itemsize]
         return t.view(middle).numpy().view(dtypes.to_jax(t.dtype)) if t.dim() else (

@@ -4,6 +4,7 @@
 use of the device. Nothing here is a mode; plain CPU operations pass as before.
 """
 
+import ctypes
 import functools
 import importlib
 import os
@@ -14,6 +15,7 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from . import device_module, errors
+from .errors import backward as _backward
 
 NAME = os.environ.get("TORCHAX_TPU_DEVICE", "jax")
 # What the first use brings in: everything that registers ops or methods.
@@ -33,11 +35,18 @@ class Hook(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+_DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
+_clear_error = ctypes.pythonapi.PyErr_Clear
+_clear_error.restype = None
+
+
 class Guard(torch._C._acc.DeviceGuard):
     """Tells torch's C++ that the device type exists; the current device is kept in Python."""
 
     def type_(self):
-        return torch._C._autograd.DeviceType.PrivateUse1
+        if _backward.error is not None:  # see errors.Backward
+            _clear_error()
+        return _DEVICE_TYPE
 
 
 # ---------------------------------------------------------------- first use
@@ -136,7 +145,12 @@ def factory(op, *args, **kwargs):
     handler = getattr(op, "_torchax_tpu", None)
     if handler is None:
         handler = sys.modules[f"{__package__}.tensor"].find(op)
-    return handler(args, kwargs)
+    try:
+        return handler(args, kwargs)
+    except BaseException as error:
+        if _backward.running:
+            _backward.error = error
+        raise
 
 
 def _kernel(name):
@@ -177,7 +191,16 @@ def _single_thread_backward():
 
     def engine_run_backward(*args, **kwargs):
         torch._C._set_multithreading_enabled(False)
-        return run(*args, **kwargs)
+        outer, _backward.running = _backward.running, True
+        try:
+            return run(*args, **kwargs)
+        except SystemError:
+            if _backward.error is None:
+                raise
+            error = _backward.error
+        finally:
+            _backward.running, _backward.error = outer, None
+        raise error
 
     torch.autograd.graph._engine_run_backward = engine_run_backward
     torch.autograd._engine_run_backward = engine_run_backward

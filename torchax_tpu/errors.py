@@ -1,6 +1,24 @@
 """Named errors. Each says what was expected, what was got and what to do."""
 
 
+import threading
+
+
+class Backward(threading.local):
+    """Per thread: whether a backward runs, and what an op raised in it.
+
+    While an exception leaves an op that a C++ node of autograd called, torch's stream guard asks our
+    Python device guard for its type, and a Python call with an exception set ends the process.
+    So the guard clears it, and the caller of the engine raises it again.
+    """
+
+    running = False
+    error = None
+
+
+backward = Backward()
+
+
 class TorchaxTpuError(RuntimeError):
     """Base of all errors that torchax_tpu raises by itself."""
 

@@ -33,7 +33,12 @@ class Tensor(torch.Tensor):
             handler = func._torchax_tpu  # an attribute costs a third of a dict entry here
         except AttributeError:
             handler = find(func)
-        return handler(args, kwargs or {})
+        try:
+            return handler(args, kwargs or {})
+        except BaseException as error:
+            if errors.backward.running:
+                errors.backward.error = error
+            raise
 
 
 _set_default_dtype = torch.set_default_dtype
