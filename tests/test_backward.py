@@ -5,6 +5,8 @@ import threading
 import pytest
 import torch
 
+import torchax_tpu  # noqa: F401
+
 DEVICE = "jax"
 
 
