@@ -9,6 +9,14 @@ TOLERANCES = {
         3e-2, 5e-3, "samples of size 10000: exp(x - y) magnifies float32 rounding; against float64 CPU is off by 2.2e-3, we by 2.9e-3"),
 }
 
+for _name in ("CTCLoss", "Conv3d", "ConvTranspose3d", "LazyConv3d", "LazyConvTranspose3d", "GRU", "MultiheadAttention",
+              "Transformer", "TransformerDecoderLayer"):
+    for _mode in ("train", "eval"):
+        TOLERANCES["module", f"nn.{_name}", f"float32 {_mode}"] = (
+            1e-4, 4e-5, "sums in another order; both sides are equally far (1e-7 to 1e-4 of the largest) from float64")
+TOLERANCES["grad", "nn.functional.ctc_loss", "float32"] = (
+    1e-4, 4e-5, "exp of sums of logarithms over 50 steps; both sides are equally far from float64")
+
 # key -> reason
 EXPECTED_FAILURES = {}
 
