@@ -167,7 +167,7 @@ def test_fused_in_other_dtypes(name, dtype):
             for p in parameters:
                 p.grad = (p.detach() * 0.5 + i).to(dtype)
             optimizer.step()
-    tolerance = dict(rtol=2e-2, atol=2e-2) if dtype is torch.bfloat16 else dict(rtol=1e-12, atol=1e-12)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-12, "atol": 1e-12}
     oracle.assert_same([p.detach() for p in device], [p.detach() for p in cpu], **tolerance)
 
 

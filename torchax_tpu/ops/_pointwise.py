@@ -3,7 +3,17 @@
 import jax.numpy as jnp
 import numpy as np
 
-from ..dtypes import KIND, TO_TORCH, Rule, cast, default_float, promote, promote_exact, to_bool, to_float
+from ..dtypes import (
+    KIND,
+    TO_TORCH,
+    Rule,
+    cast,
+    default_float,
+    promote,
+    promote_exact,
+    to_bool,
+    to_float,
+)
 
 
 def kind(x):

@@ -9,11 +9,12 @@ from ..dtypes import cast, opmath, promote, to_float
 from ..registry import aten, op
 from ._pointwise import Only, constant, float_or_complex, floating, kind, real
 
+_self = floating("self")
 _grad = floating("grad_output", "self")
 _grad_out = float_or_complex("grad_output", "output")
 
 
-def pointwise(*overloads, dtype=floating("self"), **options):
+def pointwise(*overloads, dtype=_self, **options):
     """`op` with the usual dtype rule and layout of this family."""
     return op(*overloads, dtype=dtype, layout="elementwise", **options)
 

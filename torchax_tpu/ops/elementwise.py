@@ -7,7 +7,18 @@ from jax import lax
 
 from ..dtypes import Rule, cast, complex_to_float, promote, promote_exact, to_float
 from ..registry import aten, op
-from ._pointwise import Only, constant, float_only, float_or_complex, floating, integral, kind, one, real, run
+from ._pointwise import (
+    Only,
+    constant,
+    float_only,
+    float_or_complex,
+    floating,
+    integral,
+    kind,
+    one,
+    real,
+    run,
+)
 
 # ---------------------------------------------------------------- arithmetic
 
@@ -296,7 +307,7 @@ def abs_(self):
 @op(aten.sign.default, dtype=Only(promote, "iufb"), layout="elementwise")
 def sign(self):
     # nan has no sign in torch: 0
-    return self if self.dtype == jnp.bool_ else jnp.where(self != self, constant(self, 0), jnp.sign(self))
+    return self if self.dtype == jnp.bool_ else jnp.where(jnp.isnan(self), constant(self, 0), jnp.sign(self))
 
 
 @op(aten.sgn.default, dtype=promote, layout="elementwise")
