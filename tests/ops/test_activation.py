@@ -101,3 +101,10 @@ def test_in_place_on_a_view():
         F.leaky_relu_(x.t()[2], 0.5)
         results.append(x)
     oracle.assert_same(results[1], results[0])
+
+
+def test_forward_mode_of_glu():
+    from torch.func import grad, jvp
+    x, v = torch.randn(3, 4), torch.randn(3, 4)
+    results = [jvp(grad(lambda t: (F.glu(t) ** 2).sum()), (x.to(d),), (v.to(d),)) for d in ("cpu", DEVICE)]
+    oracle.assert_same(results[1], results[0], rtol=1e-5, atol=1e-6)

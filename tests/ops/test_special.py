@@ -44,6 +44,11 @@ def test_polygamma_at_negative_arguments(n):
     oracle.assert_same(torch.polygamma(n, x.to(DEVICE)), torch.polygamma(n, x), rtol=1e-8, atol=1e-10)
 
 
+def test_polygamma_in_place():
+    x = torch.tensor([0.5, 2.0, 3.5])
+    oracle.assert_same(x.to(DEVICE).polygamma_(1), torch.polygamma(1, x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("fn", [torch.special.gammainc, torch.special.gammaincc, torch.special.zeta, torch.special.xlog1py],
                          ids=lambda f: f.__name__)
 def test_two_arguments_at_the_corners(fn):

@@ -244,6 +244,22 @@ def glu_backward(grad_output, self, dim):
     return jnp.concatenate([grad_output * s, grad_output * a * s * (1 - s)], dim)
 
 
+@op(aten.glu_jvp.default, dtype=floating("glu", "x", "dx"))
+def glu_jvp(glu, x, dx, dim):
+    (_, b), (da, db) = _halves(x, dim), _halves(dx, dim)
+    s = jax.nn.sigmoid(b)
+    return da * s + glu * (db - s * db)
+
+
+@op(aten.glu_backward_jvp.default, dtype=floating("grad_x", "grad_glu", "x", "dgrad_glu", "dx"))
+def glu_backward_jvp(grad_x, grad_glu, x, dgrad_glu, dx, dim):
+    (a, b), (da, db) = _halves(x, dim), _halves(dx, dim)
+    s = jax.nn.sigmoid(b)
+    slope = s * (1 - s)
+    return jnp.concatenate([dgrad_glu * s + grad_glu * slope * db,
+                            slope * (dgrad_glu * a + grad_glu * (da + a * (1 - 2 * s) * db))], dim)
+
+
 # ---------------------------------------------------------------- hard forms
 
 

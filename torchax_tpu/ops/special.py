@@ -129,6 +129,11 @@ def polygamma(n, self):
     return (1 if n % 2 else -1) * math.factorial(n) * zeta(jnp.full_like(self, n + 1), self)
 
 
+@op(aten.polygamma_.default, dtype=float_only("self"), layout="elementwise")
+def polygamma_(self, n):
+    return polygamma(n, self)
+
+
 @op(aten.mvlgamma.default, dtype=float_only("self"), layout="elementwise")
 def mvlgamma(self, p):
     if p < 1:
