@@ -48,7 +48,8 @@ def test_cross_entropy(shape, weighted, reduction):
         target.view(-1)[1] = -100
     weight = torch.rand(5) + 0.1 if weighted else None
     for smoothing in (0.0, 0.2):
-        both(lambda a, t, w: F.cross_entropy(a, t, w, reduction=reduction, label_smoothing=smoothing), (x, target, weight))
+        both(lambda a, t, w, s=smoothing: F.cross_entropy(a, t, w, reduction=reduction, label_smoothing=s),
+             (x, target, weight))
     both(lambda a, t, w: F.cross_entropy(a, t, w, reduction=reduction, ignore_index=2), (x, target.clamp(min=0), weight))
 
 

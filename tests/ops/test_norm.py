@@ -179,14 +179,11 @@ def test_rms_norm_is_one_op_and_differentiable_twice_never_silently():
 
 @pytest.mark.parametrize("call", [
     lambda x: F.layer_norm(x, (5,)), lambda x: F.group_norm(x, 3), lambda x: F.layer_norm(x, (4,), x[0, :3, 0]),
-    lambda x: F.batch_norm(x, x[0, 0], x[0, 0], training=True), lambda x: F.rms_norm(x, (5,)),
+    lambda x: F.batch_norm(x, x[0, 0, :3], x[0, 0, :3], training=True), lambda x: F.rms_norm(x, (5,)),
     lambda x: torch.renorm(x, -1.0, 0, 1.0)])
 def test_refuses_as_torch_does(call):
     x = torch.randn(2, 4, 4)
-    errors = []
-    for t in (x, x.to(DEVICE)):
-        try:
-            call(t)
-        except Exception as e:
-            errors.append(type(e))
-    assert len(errors) in (0, 2) and (not errors or issubclass(errors[1], errors[0])), errors
+    with pytest.raises(RuntimeError):
+        call(x)
+    with pytest.raises(RuntimeError):
+        call(x.to(DEVICE))

@@ -182,7 +182,7 @@ def test_ctc_loss(form, reduction):
         x = leaf(logits, device)
         label, sizes = padded, (torch.tensor(lengths), torch.tensor(targets))
         if form == "flat":
-            label = torch.tensor(sum(rows, []))
+            label = torch.tensor([label for row in rows for label in row])
         elif form == "lists":
             sizes = (tuple(lengths), tuple(targets))
         log_probs = x.log_softmax(-1)

@@ -20,20 +20,16 @@ def causal_mask(rows, columns):
     return row >= jax.lax.broadcasted_iota(np.int32, (rows, columns), 1)
 
 
-def _bias_of(mask, dtype):
-    """A float mask as it is added to the scores."""
-    return cast(mask, dtype)
-
-
 def _softmax(scores, allowed):
     """Softmax over the last axis; a row in which nothing is allowed gives zeros, not nan."""
+    if not scores.shape[-1]:
+        return scores
     if allowed is not None:
         scores = jnp.where(allowed, scores, -jnp.inf)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    top = jnp.where(top == -jnp.inf, jnp.zeros((), top.dtype), top)
-    e = jnp.exp(scores - top)
-    total = jnp.sum(e, axis=-1, keepdims=True)
-    return e / jnp.where(total == 0, jnp.ones((), total.dtype), total)
+    alive = jnp.max(scores, axis=-1, keepdims=True) > -jnp.inf
+    weights = jax.nn.softmax(jnp.where(alive, scores, jnp.zeros((), scores.dtype)), axis=-1)
+    # A row with nan is not alive by the comparison, and must stay nan.
+    return jnp.where(alive | jnp.any(jnp.isnan(scores), axis=-1, keepdims=True), weights, jnp.zeros((), weights.dtype))
 
 
 def _scores(q, k, scale, compute):
@@ -63,16 +59,26 @@ def attend(q, k, v, mask=None, is_causal=False, scale=None, keep=None):
         v = jnp.repeat(v, heads // v_heads, axis=-3)
         shared = False
     scores = _scores(q, k, scale, compute)
-    allowed = causal_mask(*scores.shape[-2:]) if is_causal else None
+    # Blocked scores are the lowest finite number, so softmax needs no care about rows without keys; those rows are
+    # known from the mask alone, and set to zero in the output, which is far smaller than the scores.
+    lowest = jnp.asarray(jnp.finfo(compute).min, compute)
+    alive = None
+    if is_causal:
+        scores = jnp.where(causal_mask(*scores.shape[-2:]), scores, lowest)
     if mask is not None and mask.dtype == np.bool_:
-        allowed = mask if allowed is None else allowed & mask
+        scores = jnp.where(mask, scores, lowest)
+        alive = jnp.any(mask, axis=-1, keepdims=True)
     elif mask is not None:
-        scores = scores + _bias_of(mask, compute)
-    weights = _softmax(scores, allowed)
+        bias = cast(mask, compute)
+        scores = jnp.where(bias == -jnp.inf, lowest, scores + bias)
+        alive = jnp.any(bias != -jnp.inf, axis=-1, keepdims=True)
+    weights = jax.nn.softmax(scores, axis=-1) if scores.shape[-1] else scores
     if keep is not None:
         weights = weights * keep
     out = jnp.einsum("...ls,...sd->...ld", cast(weights, q.dtype), v, preferred_element_type=compute)
     out = cast(out, q.dtype)
+    if alive is not None:
+        out = jnp.where(alive, out, jnp.zeros((), out.dtype))
     if shared:
         out = jnp.reshape(out, (*out.shape[:-4], heads, *out.shape[-2:]))
     return out

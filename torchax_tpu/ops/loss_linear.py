@@ -6,7 +6,7 @@ The logits of one chunk live at a time; `jax.checkpoint` makes the gradient comp
 import jax
 import jax.numpy as jnp
 import torch
-import torch.nn.modules.linear_cross_entropy  # noqa: F401  (defines the ops)
+import torch.nn.modules.linear_cross_entropy  # it defines the ops
 
 from ..dtypes import cast, opmath
 from ..registry import op

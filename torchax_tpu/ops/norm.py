@@ -418,7 +418,7 @@ def weight_norm_interface_backward(grad_w, saved_v, saved_g, saved_norms, dim):
 @op(aten.renorm.default, static=("p",))
 def renorm(self, p, dim, maxnorm):
     if self.ndim < 2:
-        raise RuntimeError("renorm: input needs at least 2 dimensions, got {} dimensions".format(self.ndim))
+        raise RuntimeError(f"renorm: input needs at least 2 dimensions, got {self.ndim} dimensions")
     if p <= 0:
         raise RuntimeError("renorm: non-positive-norm not supported")
     x = up(self)
