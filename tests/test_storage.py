@@ -18,9 +18,17 @@ def base(device, shape=(4, 6), dtype=torch.float32):
 def describe(x):
     if isinstance(x, (list, tuple)):
         return [describe(v) for v in x]
-    return {"size": tuple(x.shape), "stride": x.stride(), "offset": x.storage_offset(), "contiguous": x.is_contiguous(),
-            "dtype": x.dtype, "is_view": x._is_view(), "conj": x.is_conj(), "neg": x.is_neg(),
-            "nbytes": x.untyped_storage().nbytes()}
+    return {
+        "size": tuple(x.shape),
+        "stride": x.stride(),
+        "offset": x.storage_offset(),
+        "contiguous": x.is_contiguous(),
+        "dtype": x.dtype,
+        "is_view": x._is_view(),
+        "conj": x.is_conj(),
+        "neg": x.is_neg(),
+        "nbytes": x.untyped_storage().nbytes(),
+    }
 
 
 def same_values(got, ref):
@@ -28,7 +36,9 @@ def same_values(got, ref):
         for g, r in zip(got, ref):
             same_values(g, r)
         return
-    torch.testing.assert_close(got.detach().cpu().resolve_conj().resolve_neg(), ref.detach().resolve_conj().resolve_neg())
+    torch.testing.assert_close(
+        got.detach().cpu().resolve_conj().resolve_neg(), ref.detach().resolve_conj().resolve_neg()
+    )
 
 
 VIEWS = {
@@ -332,16 +342,29 @@ def _metadata_inplace(device):
 
 def _strided_scatter(device):
     a = base(device).t()
-    return [torch.select_scatter(a, torch.zeros(4, device=device), 0, 1), torch.slice_scatter(
-        a, torch.zeros(2, 4, device=device), 0, 1, 5, 2), torch.diagonal_scatter(a, torch.zeros(4, device=device)),
-        torch.as_strided_scatter(base(device), torch.zeros(2, 2, device=device), (2, 2), (7, 2), 1)]
+    return [
+        torch.select_scatter(a, torch.zeros(4, device=device), 0, 1),
+        torch.slice_scatter(a, torch.zeros(2, 4, device=device), 0, 1, 5, 2),
+        torch.diagonal_scatter(a, torch.zeros(4, device=device)),
+        torch.as_strided_scatter(base(device), torch.zeros(2, 2, device=device), (2, 2), (7, 2), 1),
+    ]
 
 
 def _copies(device):
     a = base(device).t()
-    return [torch.select_copy(a, 0, 1), torch.permute_copy(a, (1, 0)), torch.as_strided_copy(a, (2, 2), (3, 1), 2),
-            torch.diagonal_copy(a), torch.expand_copy(a[:1], (3, 4)), *torch.split_copy(a, 2), *torch.unbind_copy(a),
-            torch.view_copy(base(device), (8, 3)), torch.unfold_copy(a, 0, 2, 2), torch.t_copy(a), torch.squeeze_copy(a)]
+    return [
+        torch.select_copy(a, 0, 1),
+        torch.permute_copy(a, (1, 0)),
+        torch.as_strided_copy(a, (2, 2), (3, 1), 2),
+        torch.diagonal_copy(a),
+        torch.expand_copy(a[:1], (3, 4)),
+        *torch.split_copy(a, 2),
+        *torch.unbind_copy(a),
+        torch.view_copy(base(device), (8, 3)),
+        torch.unfold_copy(a, 0, 2, 2),
+        torch.t_copy(a),
+        torch.squeeze_copy(a),
+    ]
 
 
 def _overlapping_read_after_write(device):
@@ -390,9 +413,25 @@ def _half(device):
     return [a, a.t()[1:]]
 
 
-SCENES = [_resize_alias, _resize_shrink, _set_source, _set_geometry, _data, _data_ops, _out_into_view, _out_resizes,
-          _metadata_inplace, _strided_scatter, _copies, _overlapping_read_after_write, _inplace_on_overlapping, _bytes,
-          _wide_through_narrow, _bool_bytes, _half]
+SCENES = [
+    _resize_alias,
+    _resize_shrink,
+    _set_source,
+    _set_geometry,
+    _data,
+    _data_ops,
+    _out_into_view,
+    _out_resizes,
+    _metadata_inplace,
+    _strided_scatter,
+    _copies,
+    _overlapping_read_after_write,
+    _inplace_on_overlapping,
+    _bytes,
+    _wide_through_narrow,
+    _bool_bytes,
+    _half,
+]
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda f: f.__name__.strip("_"))
@@ -438,7 +477,11 @@ def test_strides_of_results(name, source):
     if name == "chain" and source in ("permuted", "channels_last"):
         source = "t"  # t() takes matrices only
     ref, got = STRIDED[name](SOURCES[source]("cpu")), STRIDED[name](SOURCES[source](DEVICE))
-    assert (tuple(got.shape), got.stride(), got.is_contiguous()) == (tuple(ref.shape), ref.stride(), ref.is_contiguous())
+    assert (tuple(got.shape), got.stride(), got.is_contiguous()) == (
+        tuple(ref.shape),
+        ref.stride(),
+        ref.is_contiguous(),
+    )
     same_values(got, ref)
 
 
@@ -498,9 +541,20 @@ def test_every_aliasing_overload_has_a_way():
         aliases = any(r.alias_info is not None for r in op._schema.returns) and not registry.mutated_args(op)
         if aliases and routes.resolve(op)[1] not in ("view", "special", "composite"):
             elsewhere.append(packet)
-    assert set(elsewhere) <= {"_indices", "_values", "indices", "values", "crow_indices", "col_indices", "ccol_indices",
-                              "row_indices", "_nested_get_values", "_nested_view_from_buffer", "_nested_view_from_jagged",
-                              "_sparse_broadcast_to"}
+    assert set(elsewhere) <= {
+        "_indices",
+        "_values",
+        "indices",
+        "values",
+        "crow_indices",
+        "col_indices",
+        "ccol_indices",
+        "row_indices",
+        "_nested_get_values",
+        "_nested_view_from_buffer",
+        "_nested_view_from_jagged",
+        "_sparse_broadcast_to",
+    }
 
 
 def test_select_in_a_loop_compiles_once():
@@ -510,7 +564,8 @@ def test_select_in_a_loop_compiles_once():
     (x[0] + 1).cpu(), x[0].cpu()
     compiles = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiles.append(name) if "backend_compile" in name else None)
+        lambda name, *_, **__: compiles.append(name) if "backend_compile" in name else None
+    )
     for i in range(16):
         assert x[i].cpu()[0] == 3 * i and (x[i] + 1).cpu()[0] == 3 * i + 1
     assert not compiles

@@ -12,10 +12,39 @@ SHAPES = [(6,), (4, 6), (2, 3, 4), (1, 5), (3, 1, 4), (2, 2, 2, 3)]
 @st.composite
 def view_step(draw):
     """A view op with parameters; those that don't fit the tensor are tried all the same: errors must agree."""
-    kind = draw(st.sampled_from(["select", "slice", "transpose", "permute", "unsqueeze", "squeeze", "expand", "narrow", "diagonal",
-                                 "unfold", "view", "flatten", "split", "unbind", "as_strided", "detach", "t", "view_dtype"]))
+    kind = draw(
+        st.sampled_from(
+            [
+                "select",
+                "slice",
+                "transpose",
+                "permute",
+                "unsqueeze",
+                "squeeze",
+                "expand",
+                "narrow",
+                "diagonal",
+                "unfold",
+                "view",
+                "flatten",
+                "split",
+                "unbind",
+                "as_strided",
+                "detach",
+                "t",
+                "view_dtype",
+            ]
+        )
+    )
     small = st.integers(0, 3)
-    return kind, draw(small), draw(small), draw(st.integers(1, 3)), draw(st.integers(-2, 2)), draw(st.permutations(range(4)))
+    return (
+        kind,
+        draw(small),
+        draw(small),
+        draw(st.integers(1, 3)),
+        draw(st.integers(-2, 2)),
+        draw(st.permutations(range(4))),
+    )
 
 
 def apply(x, step):
@@ -109,8 +138,11 @@ def run(device, dtype, shape, actions):
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(st.sampled_from(SHAPES), st.sampled_from([torch.float32, torch.int32, torch.bfloat16]),
-       st.lists(action, min_size=2, max_size=10))
+@given(
+    st.sampled_from(SHAPES),
+    st.sampled_from([torch.float32, torch.int32, torch.bfloat16]),
+    st.lists(action, min_size=2, max_size=10),
+)
 def test_chains_agree(shape, dtype, actions):
     ref_log, ref = run("cpu", dtype, shape, actions)
     got_log, got = run("jax", dtype, shape, actions)

@@ -5,7 +5,6 @@ again below autocast. Tensors on other devices and float64 tensors stay as they 
 """
 
 import functools
-import threading
 
 import torch
 
@@ -31,7 +30,6 @@ PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put 
 
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 _library = []
-_thread = threading.local()
 
 
 def _cast(x, dtype):
@@ -112,21 +110,6 @@ def _register(library, name, how):
             return how(op, args, kwargs)
 
     library.impl(name, kernel, "AutocastPrivateUse1")
-
-
-def _default_dtype():
-    """bfloat16 is what torch.autocast takes without a dtype, as on the CPU; torch keeps that per thread."""
-    own = torch.get_autocast_dtype
-
-    @functools.wraps(own)
-    def get_autocast_dtype(device_type):
-        if device_type == device.NAME and not getattr(_thread, "set", False):
-            _thread.set = True
-            if not torch.is_autocast_enabled(device_type):
-                torch.set_autocast_dtype(device_type, torch.bfloat16)
-        return own(device_type)
-
-    torch.get_autocast_dtype = get_autocast_dtype
 
 
 def _install():

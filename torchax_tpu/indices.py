@@ -25,8 +25,9 @@ def _plain(indices):
 
 def _on_device(self, indices, func):
     if not isinstance(self, T.Tensor):
-        raise RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({self.device}) "
-                           f"({func})")
+        raise RuntimeError(  # noqa: TRY004  (torch's class)
+            f"indices should be either on cpu or on the same device as the indexed tensor ({self.device}) ({func})"
+        )
     device = self._cell.device
     return [t if t is None or isinstance(t, T.Tensor) else t.to(device) for t in indices]
 
@@ -36,16 +37,20 @@ def _check_mask(self, mask, at):
         if at + k >= self.dim():
             raise IndexError(f"too many indices for tensor of dimension {self.dim()}")
         if n != self.shape[at + k]:
-            raise IndexError(f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the "
-                             f"indexed tensor {list(self.shape)} at index {at + k}")
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the "
+                f"indexed tensor {list(self.shape)} at index {at + k}"
+            )
 
 
 def _true(mask, func):
     """Integer index tensors of a mask's true elements."""
     array = storage.read(mask)
     if isinstance(array, jax.core.Tracer):
-        raise errors.TraceError(f"{func} with a boolean mask has a result whose shape depends on values; it can't be part "
-                                "of a traced program. Use torch.where(mask, x, 0), or x[mask] = scalar.")
+        raise errors.TraceError(
+            f"{func} with a boolean mask has a result whose shape depends on values; it can't be part "
+            "of a traced program. Use torch.where(mask, x, 0), or x[mask] = scalar."
+        )
     device = mask._cell.device
     return [T.wrap(a, device) for a in indexing.find_true(jnp.reshape(array, mask.shape or (1,)))]
 
@@ -113,8 +118,10 @@ def _write_masked(self, mask, lead, values, accumulate, func):
     """The new array of ``x[..., mask] = values`` if it needs no values of the mask, else None."""
     _check_mask(self, mask, lead)
     if values.dtype != self.dtype:
-        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {self.dtype} for the "
-                           f"destination and {values.dtype} for the source.")
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {self.dtype} for the "
+            f"destination and {values.dtype} for the source."
+        )
     array = storage.read(self)
     at = values.dim() - (self.dim() - lead - mask.dim()) - 1
     if at < 0 or values.shape[at] == 1 and at <= lead:
@@ -128,14 +135,20 @@ def _write_masked(self, mask, lead, values, accumulate, func):
         try:
             return write(array, storage.read(mask), lead, new, bool(accumulate))
         except (ValueError, TypeError) as e:
-            raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to the "
-                               f"places of a mask of shape {list(mask.shape)} in {list(self.shape)}") from e
+            raise RuntimeError(
+                f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to the "
+                f"places of a mask of shape {list(mask.shape)} in {list(self.shape)}"
+            ) from e
 
 
 for _func in (aten.index.Tensor, aten._unsafe_index.Tensor):
     SPECIAL[_func] = _reader(_func)
-for _func in (aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
-              aten._unsafe_index_put.default):
+for _func in (
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+):
     SPECIAL[_func] = _writer(_func)
 
 
@@ -151,8 +164,9 @@ def _number(x):
 def _parts(self, key):
     """(view with the basic parts of the key applied, 0-d indices per dim, other index tensors per dim), or None."""
     key = key if isinstance(key, tuple) else (key,)
-    if not any(map(_number, key)) or any(isinstance(k, (list, bool)) or isinstance(k, torch.Tensor) and k.dtype in _MASKS
-                                         for k in key):
+    if not any(map(_number, key)) or any(
+        isinstance(k, (list, bool)) or isinstance(k, torch.Tensor) and k.dtype in _MASKS for k in key
+    ):
         return None
     if not any(k is Ellipsis for k in key):
         key = (*key, Ellipsis)
@@ -190,8 +204,11 @@ def setitem(self, key, value):
     if parts is None or parts[2]:
         return _setitem(self, key, value)
     view, numbers, _ = parts
-    value = value.to(self.dtype) if isinstance(value, torch.Tensor) else torch.full(
-        (), value, dtype=self.dtype, device=self.device)
+    value = (
+        value.to(self.dtype)
+        if isinstance(value, torch.Tensor)
+        else torch.full((), value, dtype=self.dtype, device=self.device)
+    )
     aten.index_put_(view, _listed(numbers), value)
 
 
@@ -226,12 +243,24 @@ def _check_all(self, indices):
 
 
 # op name -> (index argument, whether negative indices count from the end); the dimension is ``dim``.
-_ALONG = {"gather": ("index", False), "scatter": ("index", False), "scatter_add": ("index", False),
-          "scatter_reduce": ("index", False), "index_select": ("index", False), "index_add": ("index", False),
-          "index_copy": ("index", False), "index_fill": ("index", True), "index_reduce": ("index", False)}
+_ALONG = {
+    "gather": ("index", False),
+    "scatter": ("index", False),
+    "scatter_add": ("index", False),
+    "scatter_reduce": ("index", False),
+    "index_select": ("index", False),
+    "index_add": ("index", False),
+    "index_copy": ("index", False),
+    "index_fill": ("index", True),
+    "index_reduce": ("index", False),
+}
 _FLAT = {"take": ("index", True), "put": ("index", True)}
-_ROWS = {"embedding": ("weight", "indices"), "_embedding_bag": ("weight", "indices"),
-         "_embedding_bag_forward_only": ("weight", "indices"), "embedding_renorm": ("self", "indices")}
+_ROWS = {
+    "embedding": ("weight", "indices"),
+    "_embedding_bag": ("weight", "indices"),
+    "_embedding_bag_forward_only": ("weight", "indices"),
+    "embedding_renorm": ("self", "indices"),
+}
 
 
 def checked(func, handler):

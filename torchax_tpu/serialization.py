@@ -207,3 +207,14 @@ def deepcopy(self, memo):
     for name, value in attributes(self).items():
         setattr(out, name, copy.deepcopy(value, memo))
     return out
+
+
+# ---------------------------------------------------------------- DataLoader workers
+
+
+def collate(batch, *, collate_fn_map=None):
+    """Stack device tensors; torch's own way would put them into shared host memory."""
+    return torch.stack(batch, 0)
+
+
+torch.utils.data._utils.collate.default_collate_fn_map[T.Tensor] = collate

@@ -232,8 +232,8 @@ def write(tensor, value, overlap=False):
         return
     shared = 0 in view.stride and any(s == 0 and n > 1 for s, n in zip(view.stride, view.size))
     if shared and not overlap:
-        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                           "location. Please clone() the tensor before performing the operation.")
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single "
+                           "memory location. Please clone() the tensor before performing the operation.")
     base = cell_array(cell)
     with x64(cell.wide or view.dtype in dtypes.WIDE):
         stored = value if view.flip is None else view.flip(value)

@@ -30,9 +30,30 @@ def _copier(view):
     return copy
 
 
-for _name in ("alias", "as_strided", "diagonal", "expand", "permute", "select", "slice", "split", "split_with_sizes",
-              "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as_real", "view_as_complex",
-              "detach", "narrow", "lift_fresh", "_reshape_alias"):
+for _name in (
+    "alias",
+    "as_strided",
+    "diagonal",
+    "expand",
+    "permute",
+    "select",
+    "slice",
+    "split",
+    "split_with_sizes",
+    "squeeze",
+    "t",
+    "transpose",
+    "unbind",
+    "unfold",
+    "unsqueeze",
+    "view",
+    "view_as_real",
+    "view_as_complex",
+    "detach",
+    "narrow",
+    "lift_fresh",
+    "_reshape_alias",
+):
     _copies, _views = getattr(aten, _name + "_copy", None), getattr(aten, _name)
     for _overload in _copies.overloads() if _copies is not None else ():
         if not _overload.endswith("out") and _overload in _views.overloads():
@@ -56,16 +77,21 @@ def _scatterer(view):
         out = _same_geometry(self)
         target = view(out, *args, **kwargs)
         if target.shape != src.shape:
-            raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
-                               f"slice size = {list(target.shape)}")
+            raise RuntimeError(
+                f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
+                f"slice size = {list(target.shape)}"
+            )
         target.copy_(src)
         return out
 
     return scatter
 
 
-for _copy, _view in ((aten.select_scatter.default, aten.select.int), (aten.slice_scatter.default, aten.slice.Tensor),
-                     (aten.diagonal_scatter.default, aten.diagonal.default)):
+for _copy, _view in (
+    (aten.select_scatter.default, aten.select.int),
+    (aten.slice_scatter.default, aten.slice.Tensor),
+    (aten.diagonal_scatter.default, aten.diagonal.default),
+):
     SPECIAL[_copy] = _scatterer(_view)
 
 
@@ -74,8 +100,10 @@ def as_strided_scatter(self, src, size, stride, storage_offset=None):
     out = _same_geometry(self)
     target = aten.as_strided(out, size, stride, storage_offset)
     if target.shape != src.shape:
-        raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
-                           f"slice size = {list(target.shape)}")
+        raise RuntimeError(
+            f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, "
+            f"slice size = {list(target.shape)}"
+        )
     target.copy_(src)
     return out
 
@@ -103,8 +131,11 @@ def _place(grad, start, sizes, dim, step):
     elif isinstance(array, jax.core.Tracer):
         array = array if array.ndim == len(sizes) else jnp.expand_dims(array, dim)
         after = sizes[dim] - start - (array.shape[dim] - 1) * step - 1
-        out = lax.pad(array, jnp.zeros((), array.dtype),
-                      [(start, after, step - 1) if d == dim else (0, 0, 0) for d in range(len(sizes))])
+        out = lax.pad(
+            array,
+            jnp.zeros((), array.dtype),
+            [(start, after, step - 1) if d == dim else (0, 0, 0) for d in range(len(sizes))],
+        )
     else:
         with storage.x64(grad._cell.wide):
             out = _placed(array, storage._start(start), sizes, dim, step)

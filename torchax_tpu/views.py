@@ -241,10 +241,12 @@ def _of(meta):
 
 # View ops without a fast path here: geometry by the meta kernel.
 BY_META = frozenset({
-    aten.diagonal.default, aten.unfold.default, aten.view.dtype, aten.view_as_real.default, aten.view_as_complex.default,
+    aten.diagonal.default, aten.unfold.default, aten.view.dtype,
+    aten.view_as_real.default, aten.view_as_complex.default,
     aten.movedim.int, aten.swapaxes.default, aten.swapdims.default, aten._reshape_alias.default, aten.narrow.default,
     aten.split.sizes, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default, aten.unsafe_chunk.default,
     aten.chunk.default, aten.tensor_split.sections, aten.tensor_split.indices, aten.hsplit.int, aten.vsplit.int,
     aten.dsplit.int, aten.hsplit.array, aten.vsplit.array, aten.dsplit.array, aten.expand_as.default,
-    aten.unflatten.int, aten.slice_inverse.default, aten._test_autograd_multiple_dispatch_view.default, aten.mT.default, aten.numpy_T.default,
+    aten.unflatten.int, aten.slice_inverse.default, aten._test_autograd_multiple_dispatch_view.default,
+    aten.mT.default, aten.numpy_T.default,
 })

@@ -6,11 +6,39 @@ import torch
 import torchax_tpu
 from tests import ledger, oracle
 
-NAMES = ("__getitem__", "gather", "scatter", "scatter_add", "scatter_reduce.sum", "scatter_reduce.prod",
-         "scatter_reduce.mean", "scatter_reduce.amax", "scatter_reduce.amin", "index_select", "index_add", "index_copy",
-         "index_fill", "index_put", "index_reduce.prod", "index_reduce.mean", "index_reduce.amax", "index_reduce.amin", "take",
-         "take_along_dim", "put", "masked_select", "masked_scatter", "nonzero_static", "argwhere", "_unsafe_masked_index",
-         "_unsafe_masked_index_put_accumulate", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter")
+NAMES = (
+    "__getitem__",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce.sum",
+    "scatter_reduce.prod",
+    "scatter_reduce.mean",
+    "scatter_reduce.amax",
+    "scatter_reduce.amin",
+    "index_select",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "index_put",
+    "index_reduce.prod",
+    "index_reduce.mean",
+    "index_reduce.amax",
+    "index_reduce.amin",
+    "take",
+    "take_along_dim",
+    "put",
+    "masked_select",
+    "masked_scatter",
+    "nonzero_static",
+    "argwhere",
+    "_unsafe_masked_index",
+    "_unsafe_masked_index_put_accumulate",
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "as_strided_scatter",
+)
 ENTRIES = [o for o in oracle.ops() if oracle.full_name(o) in NAMES]
 
 
@@ -18,19 +46,25 @@ def test_names_are_known():
     assert {oracle.full_name(o) for o in ENTRIES} == set(NAMES)
 
 
-CASES = [(o, m) for o in ENTRIES for m in ("forward", "grad", "inplace", "out") if oracle.applicable(o, m, torch.float32)]
+CASES = [
+    (o, m) for o in ENTRIES for m in ("forward", "grad", "inplace", "out") if oracle.applicable(o, m, torch.float32)
+]
 
 
 @pytest.mark.parametrize("op,mode", CASES, ids=[f"{oracle.full_name(o)}-{m}" for o, m in CASES])
 def test_op_db(op, mode):
     def run(**tolerance):
         oracle.CHECKS[mode](op, torch.float32, limit=4, **tolerance)
+
     ledger.check(mode, oracle.full_name(op), "float32", run)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, torch.int16, torch.bool, torch.float64, torch.complex64])
-@pytest.mark.parametrize("name", ["gather", "scatter", "scatter_add", "index_select", "index_put", "take", "index_add",
-                                  "masked_scatter"])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.uint8, torch.int16, torch.bool, torch.float64, torch.complex64]
+)
+@pytest.mark.parametrize(
+    "name", ["gather", "scatter", "scatter_add", "index_select", "index_put", "take", "index_add", "masked_scatter"]
+)
 def test_dtypes_are_kept(name, dtype):
     op = next(o for o in ENTRIES if oracle.full_name(o) == name)
     if not oracle.applicable(op, "forward", dtype):
@@ -141,8 +175,11 @@ def test_out_of_range_reads_give_nan_and_writes_are_dropped():
     assert torch.embedding(x, bad)[1:].isnan().all()
     assert x.int()[bad].cpu()[1].tolist() == [torch.iinfo(torch.int32).min] * 2
     assert source("jax", (4, 2), torch.uint8)[bad].cpu()[1].tolist() == [255, 255]
-    for write in (lambda y: y.index_put_((bad,), torch.full((3, 2), 9.0).to("jax")),
-                  lambda y: y.index_fill_(0, bad, 9.0), lambda y: y.index_copy_(0, bad, torch.full((3, 2), 9.0).to("jax"))):
+    for write in (
+        lambda y: y.index_put_((bad,), torch.full((3, 2), 9.0).to("jax")),
+        lambda y: y.index_fill_(0, bad, 9.0),
+        lambda y: y.index_copy_(0, bad, torch.full((3, 2), 9.0).to("jax")),
+    ):
         y = source("jax", (4, 2))
         write(y)
         assert y.cpu().tolist() == [[9, 9], [2, 3], [4, 5], [6, 7]]
@@ -160,9 +197,17 @@ def checked():
 def test_check_indices_raises(checked):
     x = source("jax", (4, 2))
     bad = torch.tensor([0, 4]).to("jax")
-    for call in (lambda: x[bad], lambda: x.index_put_((bad,), torch.tensor(0.0)), lambda: x.index_select(0, bad),
-                 lambda: x.gather(0, bad[:, None]), lambda: x.take(bad + 7), lambda: x.scatter_(0, bad[:, None], 1.0),
-                 lambda: torch.embedding(x, bad), lambda: x.index_fill_(0, bad, 1), lambda: x.gather(0, bad[:, None] - 1)):
+    for call in (
+        lambda: x[bad],
+        lambda: x.index_put_((bad,), torch.tensor(0.0)),
+        lambda: x.index_select(0, bad),
+        lambda: x.gather(0, bad[:, None]),
+        lambda: x.take(bad + 7),
+        lambda: x.scatter_(0, bad[:, None], 1.0),
+        lambda: torch.embedding(x, bad),
+        lambda: x.index_fill_(0, bad, 1),
+        lambda: x.gather(0, bad[:, None] - 1),
+    ):
         with pytest.raises(IndexError, match="out of bounds"):
             call()
     assert x[torch.tensor([3, -4]).to("jax")].cpu().tolist() == [[6, 7], [0, 1]]
@@ -180,7 +225,9 @@ ERRORS = {
     "put_dtype": lambda x, d: x.index_put_((ix(d, 0, 1),), torch.ones(6, dtype=torch.float64).to(d)),
     "gather_dims": lambda x, d: x.gather(0, ix(d, 0, 1)),
     "select_dims": lambda x, d: x.index_select(0, ix(d, [0], [1])),
-    "scatter_dtype": lambda x, d: x.scatter(0, torch.zeros(1, 1, 1, dtype=torch.int64).to(d), torch.ones(1, 1, 1).double().to(d)),
+    "scatter_dtype": lambda x, d: x.scatter(
+        0, torch.zeros(1, 1, 1, dtype=torch.int64).to(d), torch.ones(1, 1, 1).double().to(d)
+    ),
     "dim": lambda x, d: x.index_select(3, ix(d, 0, 1)),
 }
 
@@ -203,8 +250,10 @@ def test_a_device_index_into_a_cpu_tensor_is_refused():
 def test_nonzero_forms():
     for make in (lambda d: source(d, (3, 4)) % 3, lambda d: torch.tensor(2.0).to(d), lambda d: torch.zeros(0, 3).to(d)):
         ref, got = make("cpu"), make("jax")
-        oracle.assert_same((torch.nonzero(got), got.argwhere(), torch.nonzero(got, as_tuple=True)),
-                           (torch.nonzero(ref), ref.argwhere(), torch.nonzero(ref, as_tuple=True)))
+        oracle.assert_same(
+            (torch.nonzero(got), got.argwhere(), torch.nonzero(got, as_tuple=True)),
+            (torch.nonzero(ref), ref.argwhere(), torch.nonzero(ref, as_tuple=True)),
+        )
     got = torch.nonzero_static((source("jax", (3, 4)) % 3), size=10)
     assert got.cpu().tolist()[-2:] == [[-1, -1]] * 2
 

@@ -7,21 +7,64 @@ import torch.nn.functional as F
 from tests import ledger, oracle
 from torchax_tpu import routes
 
-NAMES = ("cat", "stack", "hstack", "block_diag", "flip", "roll", "rot90", "repeat", "tile", "repeat_interleave", "tril", "triu",
-         "diag", "diag_embed", "diagonal_copy", "diagonal_scatter", "select_scatter", "slice_scatter", "as_strided_scatter",
-         "constant_pad_nd", "nn.functional.pad.constant", "nn.functional.pad.reflect", "nn.functional.pad.replicate",
-         "nn.functional.pad.circular", "nn.functional.pixel_shuffle", "nn.functional.pixel_unshuffle",
-         "nn.functional.channel_shuffle", "cartesian_prod", "combinations", "meshgrid.list_of_tensors", "unfold_copy",
-         "permute_copy", "expand_copy", "squeeze_copy", "t_copy", "unbind_copy", "split_with_sizes_copy", "view_copy",
-         "alias_copy", "transpose_copy", "unsqueeze_copy", "as_strided_copy", "narrow_copy", "unfold", "diagonal")
+NAMES = (
+    "cat",
+    "stack",
+    "hstack",
+    "block_diag",
+    "flip",
+    "roll",
+    "rot90",
+    "repeat",
+    "tile",
+    "repeat_interleave",
+    "tril",
+    "triu",
+    "diag",
+    "diag_embed",
+    "diagonal_copy",
+    "diagonal_scatter",
+    "select_scatter",
+    "slice_scatter",
+    "as_strided_scatter",
+    "constant_pad_nd",
+    "nn.functional.pad.constant",
+    "nn.functional.pad.reflect",
+    "nn.functional.pad.replicate",
+    "nn.functional.pad.circular",
+    "nn.functional.pixel_shuffle",
+    "nn.functional.pixel_unshuffle",
+    "nn.functional.channel_shuffle",
+    "cartesian_prod",
+    "combinations",
+    "meshgrid.list_of_tensors",
+    "unfold_copy",
+    "permute_copy",
+    "expand_copy",
+    "squeeze_copy",
+    "t_copy",
+    "unbind_copy",
+    "split_with_sizes_copy",
+    "view_copy",
+    "alias_copy",
+    "transpose_copy",
+    "unsqueeze_copy",
+    "as_strided_copy",
+    "narrow_copy",
+    "unfold",
+    "diagonal",
+)
 ENTRIES = [o for o in oracle.ops() if oracle.full_name(o) in NAMES]
-CASES = [(o, m) for o in ENTRIES for m in ("forward", "grad", "inplace", "out") if oracle.applicable(o, m, torch.float32)]
+CASES = [
+    (o, m) for o in ENTRIES for m in ("forward", "grad", "inplace", "out") if oracle.applicable(o, m, torch.float32)
+]
 
 
 @pytest.mark.parametrize("op,mode", CASES, ids=[f"{oracle.full_name(o)}-{m}" for o, m in CASES])
 def test_op_db(op, mode):
     def run(**tolerance):
         oracle.CHECKS[mode](op, torch.float32, limit=4, **tolerance)
+
     ledger.check(mode, oracle.full_name(op), "float32", run)
 
 
@@ -38,13 +81,20 @@ def both(fn):
 
 
 def test_cat_promotes_and_ignores_empty_vectors():
-    both(lambda d: torch.cat([torch.ones(2, dtype=torch.int32, device=d), torch.ones(3, dtype=torch.float16, device=d)]))
+    both(
+        lambda d: torch.cat([torch.ones(2, dtype=torch.int32, device=d), torch.ones(3, dtype=torch.float16, device=d)])
+    )
     both(lambda d: torch.cat([torch.empty(0, device=d), torch.ones(2, 3, device=d)], 1))
     both(lambda d: torch.cat([torch.ones(2, 0, device=d), torch.ones(2, 3, device=d)], -1))
 
 
-PADS = [((1, 3, 5), (2, 1)), ((2, 5), (0, 3)), ((1, 2, 5, 4), (2, 1, 3, 0)), ((3, 4, 6), (-1, 2, 1, -2)),
-        ((1, 2, 3, 4, 5), (1, 2, 0, 1, 2, 1))]
+PADS = [
+    ((1, 3, 5), (2, 1)),
+    ((2, 5), (0, 3)),
+    ((1, 2, 5, 4), (2, 1, 3, 0)),
+    ((3, 4, 6), (-1, 2, 1, -2)),
+    ((1, 2, 3, 4, 5), (1, 2, 0, 1, 2, 1)),
+]
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate"])
@@ -55,6 +105,7 @@ def test_pads_and_their_gradients(mode, shape, pad):
         y = F.pad(x, pad, mode)
         y.backward((torch.arange(y.numel(), dtype=torch.float32) % 7).reshape(y.shape).to(device))
         return y, x.grad
+
     both(run)
 
 
@@ -83,6 +134,7 @@ def test_gradients_of_views(name):
         y = BACKWARDS[name](x)
         y.backward((1 + torch.arange(y.numel(), dtype=torch.float32)).reshape(y.shape).to(device))
         return x.grad
+
     before = dict(routes.host_calls)
     both(run)
     assert routes.host_calls == before
@@ -114,5 +166,5 @@ def test_errors_are_torchs(name):
 
 def test_fill_diagonal():
     for shape, wrap in (((3, 3), False), ((7, 3), True), ((3, 7), True), ((3, 3, 3), False), ((9, 2), True)):
-        both(lambda d: torch.zeros(shape, device=d).fill_diagonal_(5, wrap))
+        both(lambda d, shape=shape, wrap=wrap: torch.zeros(shape, device=d).fill_diagonal_(5, wrap))
     both(lambda d: torch.zeros(3, 4, device=d).t().fill_diagonal_(2))

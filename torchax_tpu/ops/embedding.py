@@ -26,7 +26,7 @@ def _counts(index, n):
 def embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq):
     index = jnp.reshape(bounded(indices, num_weights), (-1,))
     compute = dtypes.opmath(grad_output.dtype)
-    width = grad_output.shape[indices.ndim:]
+    width = grad_output.shape[indices.ndim :]
     grad = jnp.reshape(grad_output, (index.size, *width)).astype(compute)
     return _add_rows(grad, index, num_weights, padding_idx, scale_grad_by_freq).astype(grad_output.dtype)
 
@@ -52,8 +52,17 @@ def _bags(offsets, n, include_last_offset):
 
 
 @op(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sparse=False, per_sample_weights=None,
-                  include_last_offset=False, padding_idx=-1):
+def embedding_bag(
+    weight,
+    indices,
+    offsets,
+    scale_grad_by_freq=False,
+    mode=0,
+    sparse=False,
+    per_sample_weights=None,
+    include_last_offset=False,
+    padding_idx=-1,
+):
     if indices.dtype.kind not in "iu" or offsets.dtype.kind not in "iu":
         raise RuntimeError("embedding_bag: Expected indices and offsets of type Long or Int")
     if offsets.ndim != 1:
@@ -75,7 +84,7 @@ def embedding_bag(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sp
         best = out.at[bag].get(mode="clip")
         n = indices.shape[0]
         at = jnp.arange(n, dtype=np.int32)[:, None]
-        first = jnp.where((values == best) | (values != values), at, n)
+        first = jnp.where((values == best) | jnp.isnan(values), at, n)
         first = jnp.full((bags, width), n, np.int32).at[counted].min(first, **_WRITE)
         longest = index.at[first].get(mode="fill", fill_value=0) if n else longest
         out = jnp.where(size[:, None] > 0, out, 0)
@@ -89,8 +98,18 @@ def embedding_bag(weight, indices, offsets, scale_grad_by_freq=False, mode=0, sp
     return out.astype(weight.dtype), bag.astype(kind), size.astype(kind), longest.astype(kind)
 
 
-def _dense(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode,
-           per_sample_weights, padding_idx):
+def _dense(
+    grad,
+    indices,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx,
+):
     compute = dtypes.opmath(grad.dtype)
     if mode == MAX:
         live = bag_size[:, None] > 0
@@ -102,28 +121,75 @@ def _dense(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, sc
     rows = grad.astype(compute)
     if mode == MEAN:
         rows = rows / jnp.maximum(bag_size, 1).astype(compute)[:, None]
-    rows = rows.at[offset2bag].get(mode="fill", fill_value=0, wrap_negative_indices=False) if bags else (
-        jnp.zeros((indices.shape[0], grad.shape[1]), compute))
+    rows = (
+        rows.at[offset2bag].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        if bags
+        else (jnp.zeros((indices.shape[0], grad.shape[1]), compute))
+    )
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.astype(compute)[:, None]
     padding_idx = padding_idx + num_weights if padding_idx < -1 else padding_idx
-    return _add_rows(rows, bounded(indices, num_weights), num_weights, padding_idx, scale_grad_by_freq).astype(grad.dtype)
+    return _add_rows(rows, bounded(indices, num_weights), num_weights, padding_idx, scale_grad_by_freq).astype(
+        grad.dtype
+    )
 
 
 @op(aten._embedding_bag_dense_backward.default)
-def embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
-                                 mode, per_sample_weights, padding_idx=-1):
-    return _dense(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode,
-                  per_sample_weights, padding_idx)
+def embedding_bag_dense_backward(
+    grad,
+    indices,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    per_sample_weights,
+    padding_idx=-1,
+):
+    return _dense(
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
 
 
 @op(aten._embedding_bag_backward.default)
-def embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq,
-                           mode, sparse, per_sample_weights, padding_idx=-1):
+def embedding_bag_backward(
+    grad,
+    indices,
+    offsets,
+    offset2bag,
+    bag_size,
+    maximum_indices,
+    num_weights,
+    scale_grad_by_freq,
+    mode,
+    sparse,
+    per_sample_weights,
+    padding_idx=-1,
+):
     if sparse:
         raise NotImplementedError("embedding_bag: sparse gradients are not supported on this device; use sparse=False")
-    return _dense(grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode,
-                  per_sample_weights, padding_idx)
+    return _dense(
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
 
 
 @op(aten._embedding_bag_per_sample_weights_backward.default)
@@ -144,8 +210,11 @@ def embedding_renorm_(self, indices, max_norm, norm_type):
     index = jnp.reshape(bounded(indices, self.shape[0]), (-1,))
     rows = take(self, index, 0).astype(compute)
     p = dtypes.cast(norm_type, compute)
-    norm = jnp.where(jnp.isinf(p), jnp.max(jnp.abs(rows), 1), jnp.where(
-        p == 2, jnp.sqrt(jnp.sum(rows * rows, 1)), jnp.sum(jnp.abs(rows) ** p, 1) ** (1 / p)))
+    norm = jnp.where(
+        jnp.isinf(p),
+        jnp.max(jnp.abs(rows), 1),
+        jnp.where(p == 2, jnp.sqrt(jnp.sum(rows * rows, 1)), jnp.sum(jnp.abs(rows) ** p, 1) ** (1 / p)),
+    )
     limit = dtypes.cast(max_norm, compute)
     scale = jnp.where(norm > limit, limit / (norm + 1e-7), 1)
     return self.at[index].set((rows * scale[:, None]).astype(self.dtype), **_WRITE)

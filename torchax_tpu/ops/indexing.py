@@ -29,8 +29,10 @@ def _tuple(self, indices):
     try:
         arrays = jnp.broadcast_arrays(*(bounded(indices[d], self.shape[d], negative=True) for d in at))
     except ValueError:
-        raise IndexError("shape mismatch: indexing tensors could not be broadcast together with shapes "
-                         f"{[list(indices[d].shape) for d in at]}") from None
+        raise IndexError(
+            "shape mismatch: indexing tensors could not be broadcast together with shapes "
+            f"{[list(indices[d].shape) for d in at]}"
+        ) from None
     key = [slice(None)] * len(indices)
     for d, a in zip(at, arrays):
         key[d] = a
@@ -61,8 +63,10 @@ def index_put(self, indices, values, accumulate=False):
     try:
         values = jnp.broadcast_to(values, shape)
     except ValueError:
-        raise RuntimeError(f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
-                           f"result of shape {list(shape)}") from None
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing "
+            f"result of shape {list(shape)}"
+        ) from None
     return add_at(self, key, values) if accumulate else self.at[key].set(values, **_WRITE)
 
 
@@ -78,7 +82,7 @@ def masked_write(self, mask, lead, values, accumulate):
     """
     trail = self.ndim - lead - mask.ndim
     shape = (1,) * (lead + 1 + trail - values.ndim) + values.shape
-    values = jnp.reshape(values, shape[:lead] + (1,) * mask.ndim + shape[lead + 1:])
+    values = jnp.reshape(values, shape[:lead] + (1,) * mask.ndim + shape[lead + 1 :])
     mask = jnp.reshape(mask != 0, mask.shape + (1,) * trail)
     new = values if not accumulate else (self | values if self.dtype == np.bool_ else self + values)
     return jnp.where(mask, new, self)
@@ -90,7 +94,9 @@ def masked_rows(self, mask, lead, values, accumulate):
     flat = jnp.reshape(mask != 0, (-1,))
     position = jnp.cumsum(flat, dtype=np.int32) - 1
     values = jnp.reshape(values, (1,) * (lead + 1 + trail - values.ndim) + values.shape)
-    values = jnp.broadcast_to(values, self.shape[:lead] + values.shape[lead:lead + 1] + self.shape[self.ndim - trail:])
+    values = jnp.broadcast_to(
+        values, self.shape[:lead] + values.shape[lead : lead + 1] + self.shape[self.ndim - trail :]
+    )
     rows = jnp.reshape(take(values, position, lead), self.shape)
     new = rows if not accumulate else (self | rows if self.dtype == np.bool_ else self + rows)
     return jnp.where(jnp.reshape(mask != 0, mask.shape + (1,) * trail), new, self)
@@ -122,8 +128,7 @@ def index_select(self, dim, index):
     dim, index = axis(dim, self.ndim), _vector(index, "index_select")
     if self.ndim == 0:
         if index.size != 1:
-            raise IndexError("index_select(): Index to scalar can have only 1 value, got "
-                             f"{index.size} value(s)")
+            raise IndexError(f"index_select(): Index to scalar can have only 1 value, got {index.size} value(s)")
         return jnp.reshape(take(jnp.reshape(self, (1,)), bounded(index, 1), 0), ())
     return take(self, bounded(index, self.shape[dim]), dim)
 
@@ -135,13 +140,15 @@ def _along(self, dim, index, source, name):
     if source is not None:
         same_dtype(name, self, source)
         source = jnp.reshape(source, (1,)) if source.ndim == 0 else source
-        want = whole.shape[:dim] + (index.size,) + whole.shape[dim + 1:]
+        want = whole.shape[:dim] + (index.size,) + whole.shape[dim + 1 :]
         if source.size == 1 and index.size == 1 and whole.ndim == 1:
             source = jnp.reshape(source, want)
         if source.shape != want:
             kind = IndexError if source.ndim != whole.ndim else RuntimeError
-            raise kind(f"{name}(): source of shape {list(source.shape)} doesn't fit {index.size} slices along dimension "
-                       f"{dim} of a tensor of shape {list(self.shape)}")
+            raise kind(
+                f"{name}(): source of shape {list(source.shape)} doesn't fit {index.size} slices along dimension "
+                f"{dim} of a tensor of shape {list(self.shape)}"
+            )
     return whole, (slice(None),) * dim + (index,), source, dim
 
 
@@ -165,8 +172,9 @@ def index_copy(self, dim, index, source):
 @op(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self, dim, index, value):
     if getattr(value, "ndim", 0):
-        raise RuntimeError(f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.ndim} "
-                           "dimension(s).")
+        raise RuntimeError(
+            f"index_fill_ only supports a 0-dimensional value tensor, but got tensor with {value.ndim} dimension(s)."
+        )
     whole, key, _, dim = _along(self, dim, index, None, "index_fill")
     key = key[:dim] + (bounded(key[dim], whole.shape[dim], negative=True),)
     return jnp.reshape(whole.at[key].set(dtypes.cast(value, self.dtype), **_WRITE), self.shape)
@@ -227,8 +235,9 @@ def flat_take(self, index):
 def put(self, index, source, accumulate=False):
     same_dtype("put_", self, source)
     if index.size != source.size:
-        raise RuntimeError(f"put_(): Expected source and index to have the same number of elements, got {source.size} "
-                           f"and {index.size}")
+        raise RuntimeError(
+            f"put_(): Expected source and index to have the same number of elements, got {source.size} and {index.size}"
+        )
     flat, key = jnp.reshape(self, (-1,)), (bounded(jnp.reshape(index, (-1,)), self.size, negative=True),)
     source = jnp.reshape(source, (-1,))
     out = add_at(flat, key, source) if accumulate else flat.at[key].set(source, **_WRITE)

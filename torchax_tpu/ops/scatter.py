@@ -13,16 +13,22 @@ def _check(self, dim, index, name, src=None):
     dim = axis(dim, self.ndim)
     a, b = max(self.ndim, 1), max(index.ndim, 1)
     if index.size and a != b:
-        raise RuntimeError(f"{name}(): Index tensor must have the same number of dimensions as self tensor, got {b} and {a}")
+        raise RuntimeError(
+            f"{name}(): Index tensor must have the same number of dimensions as self tensor, got {b} and {a}"
+        )
     if src is not None and index.size and max(src.ndim, 1) != b:
-        raise RuntimeError(f"{name}(): Index tensor must have the same number of dimensions as src tensor, got {b} and "
-                           f"{max(src.ndim, 1)}")
+        raise RuntimeError(
+            f"{name}(): Index tensor must have the same number of dimensions as src tensor, got {b} and "
+            f"{max(src.ndim, 1)}"
+        )
     if not index.size:
         return dim
     shape, ishape = self.shape or (1,), index.shape or (1,)
     if any(i > n for d, (i, n) in enumerate(zip(ishape, shape)) if d != dim):
-        raise RuntimeError(f"{name}(): Expected index {list(ishape)} to be no larger than self {list(shape)} apart from "
-                           f"dimension {dim}")
+        raise RuntimeError(
+            f"{name}(): Expected index {list(ishape)} to be no larger than self {list(shape)} apart from "
+            f"dimension {dim}"
+        )
     if src is not None and any(i > n for i, n in zip(ishape, src.shape or (1,))):
         raise RuntimeError(f"{name}(): Expected index {list(ishape)} to be no larger than src {list(src.shape)}")
     return dim
@@ -92,8 +98,14 @@ def scatter_with(self, dim, index, src, reduce):
 def scatter_value_with(self, dim, index, value, reduce):
     if reduce not in _OLD:
         raise RuntimeError(f"reduce argument must be either add or multiply, got {reduce!r}")
-    return _scatter(self, dim, index, dtypes.cast(value, self.dtype), "scatter",
-                    lambda s, k, v: reduce_at(s, k, v, _OLD[reduce], True))
+    return _scatter(
+        self,
+        dim,
+        index,
+        dtypes.cast(value, self.dtype),
+        "scatter",
+        lambda s, k, v: reduce_at(s, k, v, _OLD[reduce], True),
+    )
 
 
 @op(aten.scatter_add.default)

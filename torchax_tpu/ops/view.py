@@ -31,7 +31,9 @@ def cat(tensors, dim=0):
     dim = axis(dim, full[0].ndim)
     for t in full:
         if t.ndim != full[0].ndim or any(a != b for d, (a, b) in enumerate(zip(t.shape, full[0].shape)) if d != dim):
-            raise RuntimeError(f"Sizes of tensors must match except in dimension {dim}. Got {[list(t.shape) for t in full]}")
+            raise RuntimeError(
+                f"Sizes of tensors must match except in dimension {dim}. Got {[list(t.shape) for t in full]}"
+            )
     return lax.concatenate(full, dim) if len(full) > 1 else full[0]
 
 
@@ -42,8 +44,10 @@ def stack(tensors, dim=0):
     dim = axis(dim, tensors[0].ndim + 1)
     for i, t in enumerate(tensors):
         if t.shape != tensors[0].shape:
-            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 "
-                               f"and {list(t.shape)} at entry {i}")
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 "
+                f"and {list(t.shape)} at entry {i}"
+            )
     return lax.concatenate([jnp.expand_dims(t, dim) for t in tensors], dim)
 
 
@@ -158,8 +162,9 @@ def spread_diagonal(values, shape, offset):
     rows, cols = shape[-2:]
     n = values.shape[-1]
     before = (max(-offset, 0), max(offset, 0))
-    column = lax.pad(values, jnp.zeros((), values.dtype),
-                     [(0, 0, 0)] * (values.ndim - 1) + [(before[1], cols - n - before[1], 0)])
+    column = lax.pad(
+        values, jnp.zeros((), values.dtype), [(0, 0, 0)] * (values.ndim - 1) + [(before[1], cols - n - before[1], 0)]
+    )
     return jnp.where(_offsets((rows, cols)) == offset, column[..., None, :], jnp.zeros((), values.dtype))
 
 
@@ -214,8 +219,10 @@ def unfold_backward(grad_in, input_sizes, dim, size, step):
 def pixel_shuffle(self, upscale_factor):
     r = upscale_factor
     if self.ndim < 3 or r <= 0 or self.shape[-3] % (r * r):
-        raise RuntimeError(f"pixel_shuffle expects at least 3 dimensions and channels divisible by the square of a positive "
-                           f"upscale_factor, got {list(self.shape)} and {r}")
+        raise RuntimeError(
+            f"pixel_shuffle expects at least 3 dimensions and channels divisible by the square of a positive "
+            f"upscale_factor, got {list(self.shape)} and {r}"
+        )
     *lead, c, h, w = self.shape
     x = jnp.reshape(self, (*lead, c // (r * r), r, r, h, w))
     n = len(lead)
@@ -227,8 +234,10 @@ def pixel_shuffle(self, upscale_factor):
 def pixel_unshuffle(self, downscale_factor):
     r = downscale_factor
     if self.ndim < 3 or r <= 0 or self.shape[-1] % r or self.shape[-2] % r:
-        raise RuntimeError(f"pixel_unshuffle expects height and width divisible by a positive downscale_factor, got "
-                           f"{list(self.shape)} and {r}")
+        raise RuntimeError(
+            f"pixel_unshuffle expects height and width divisible by a positive downscale_factor, got "
+            f"{list(self.shape)} and {r}"
+        )
     *lead, c, h, w = self.shape
     x = jnp.reshape(self, (*lead, c, h // r, r, w // r, r))
     n = len(lead)
@@ -239,8 +248,10 @@ def pixel_unshuffle(self, downscale_factor):
 @op(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def channel_shuffle(self, groups):
     if self.ndim < 3 or groups <= 0 or self.shape[1] % groups:
-        raise RuntimeError(f"channel_shuffle expects at least 3 dimensions and channels divisible by groups, got "
-                           f"{list(self.shape)} and {groups}")
+        raise RuntimeError(
+            f"channel_shuffle expects at least 3 dimensions and channels divisible by groups, got "
+            f"{list(self.shape)} and {groups}"
+        )
     b, c = self.shape[:2]
     x = jnp.swapaxes(jnp.reshape(self, (b, groups, c // groups, math.prod(self.shape[2:]))), 1, 2)
     return jnp.reshape(x, self.shape)
