@@ -14,6 +14,8 @@ for _name in ("CTCLoss", "Conv3d", "ConvTranspose3d", "LazyConv3d", "LazyConvTra
     for _mode in ("train", "eval"):
         TOLERANCES["module", f"nn.{_name}", f"float32 {_mode}"] = (
             1e-4, 4e-5, "sums in another order; both sides are equally far (1e-7 to 1e-4 of the largest) from float64")
+TOLERANCES["grad", "native_layer_norm", "float32"] = (
+    1e-5, 5e-4, "over one element the gradient is 0: the device gives 0, torch CPU up to 2.5e-4 of rounding")
 TOLERANCES["grad", "nn.functional.ctc_loss", "float32"] = (
     1e-4, 4e-5, "exp of sums of logarithms over 50 steps; both sides are equally far from float64")
 
