@@ -58,10 +58,6 @@ def __getattr__(name):
         value = getattr(_import_module(f"{__name__}.{_PUBLIC[name]}"), name)
         globals()[name] = value
         return value
-    ready = globals().get("_device")  # while the device comes up, modules import one another in their own order
-    if not name.startswith("_") and ready and not ready.loading() and _importlib_util.find_spec(f"{__name__}.{name}"):
-        ready.load()
-        return _import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

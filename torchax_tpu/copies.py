@@ -282,9 +282,11 @@ def _sole(tensor):
 
 def _pin(cell):
     """Give every tensor that is the whole cell a view of its geometry: the array is about to change shape."""
-    for t in gc.get_referrers(cell):
-        if isinstance(t, T.Tensor) and t._cell is cell and t._view is None:
-            t._view = storage.View(*T.geometry(t), dtypes.to_jax(t.dtype))
+    size = cell.array.shape if cell.array is not None else cell.lazy[0]
+    stride = T.contiguous(size) if cell.perm is None else T.permuted_strides(size, cell.perm)
+    for attributes in gc.get_referrers(cell):  # the tensors' instance dicts
+        if type(attributes) is dict and attributes.get("_cell") is cell and attributes.get("_view", cell) is None:
+            attributes["_view"] = storage.View(size, stride, 0, memory_dtype(cell))
 
 
 def grow(cell, numel, dtype, alone=False, shrink=False):
