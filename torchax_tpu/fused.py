@@ -33,44 +33,30 @@ def register(library):
 # ---------------------------------------------------------------- attention
 
 
-def _check_attention(query, key, value, attn_mask, is_causal, enable_gqa):
-    if not query.dtype == key.dtype == value.dtype:
-        raise RuntimeError("Expected query, key, and value to have the same dtype, but got query.dtype: "
-                           f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead.")
-    if not query.device == key.device == value.device:
-        raise RuntimeError("Expected query, key, and value to have the same device type, but got query.device: "
-                           f"{query.device} key.device: {key.device} and value.device: {value.device} instead.")
-    if min(query.dim(), key.dim(), value.dim()) < 2:
-        raise RuntimeError("Expected query, key, and value to all be at least 2 dimensional, but got query.dim: "
-                           f"{query.dim()}, key.dim: {key.dim()} and value.dim: {value.dim()} instead.")
-    if attn_mask is not None:
-        if is_causal:
-            raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
-        if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
-            raise RuntimeError("Expected attn_mask dtype to be bool or float or to match query dtype, but got "
-                               f"attn_mask.dtype: {attn_mask.dtype} and  query.dtype: {query.dtype} instead.")
-    if query.dim() > 2 and query.shape[-3] != key.shape[-3]:
+def _check_heads(query, key):
+    """Only enable_gqa lets query heads share key heads; the ops below can't tell. The rest is checked there, once."""
+    if query.dim() > 2 and key.dim() > 2:
         heads, kv_heads = query.shape[-3], key.shape[-3]
-        if enable_gqa:
-            if heads % kv_heads or heads % value.shape[-3]:
-                raise RuntimeError(f"Number of heads in key and value must divide the number of heads in query, "
-                                   f"got {heads}, {kv_heads} and {value.shape[-3]}")
-        elif 1 not in (heads, kv_heads):
+        if heads != kv_heads and heads != 1 and kv_heads != 1:
             raise RuntimeError(f"The size of tensor a ({heads}) must match the size of tensor b ({kv_heads}) at "
                                "non-singleton dimension 1 (scaled_dot_product_attention; enable_gqa=True lets query "
                                "heads share key heads)")
 
 
+_attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
 @kernel(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None,
                                  enable_gqa=False):
-    _check_attention(query, key, value, attn_mask, is_causal, enable_gqa)
-    trained_mask = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
-    if dropout_p > 0 or trained_mask:
+    if not enable_gqa:
+        _check_heads(query, key)
+    if dropout_p > 0 or attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled():
         return aten._scaled_dot_product_efficient_attention.default(
             query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale)[0]
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(
-        query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+    if attn_mask is None and scale is None:
+        return _attention(query, key, value, 0.0, is_causal)[0]
+    return _attention(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
 # ---------------------------------------------------------------- dropout

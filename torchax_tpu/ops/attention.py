@@ -39,11 +39,32 @@ def _scores(q, k, scale, compute):
     return s * cast(scale, compute)
 
 
+def _check(q, k, v, mask, is_causal):
+    """torch's own refusals; at trace time, so they cost nothing per call."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise RuntimeError(f"Expected query, key, and value to have the same dtype, but got {q.dtype}, {k.dtype} and "
+                           f"{v.dtype} instead.")
+    if min(q.ndim, k.ndim, v.ndim) < 2:
+        raise RuntimeError("Expected query, key, and value to all be at least 2 dimensional, but got query.dim: "
+                           f"{q.ndim}, key.dim: {k.ndim} and value.dim: {v.ndim} instead.")
+    if mask is not None and is_causal:
+        raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
+    if mask is not None and mask.dtype not in (np.bool_, q.dtype, np.float32):
+        raise RuntimeError("Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+                           f"attn_mask.dtype: {mask.dtype} and  query.dtype: {q.dtype} instead.")
+    if q.ndim > 2 and k.ndim > 2 and v.ndim > 2:
+        heads, kv_heads = q.shape[-3], (k.shape[-3], v.shape[-3])
+        if heads > 1 and any(n > 1 and heads % n for n in kv_heads):
+            raise RuntimeError(f"Number of heads in key and value must divide the number of heads in query, got {heads}, "
+                               f"{kv_heads[0]} and {kv_heads[1]}")
+
+
 def attend(q, k, v, mask=None, is_causal=False, scale=None, keep=None):
     """softmax(q k^T * scale + mask) v. ``keep`` is None or a factor on the weights (dropout).
 
     Query heads (axis -3) may be a multiple of the key and value heads.
     """
+    _check(q, k, v, mask, is_causal)
     compute = opmath(q.dtype)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None and q.shape[-1] else 1.0 if scale is None else scale
     heads, kv_heads = (q.shape[-3], k.shape[-3]) if q.ndim > 2 else (1, 1)
@@ -109,7 +130,7 @@ def _keep(seed, q, k, p):
 def attention(query, key, value, dropout_p=0.0, is_causal=False, attn_mask=None, scale=None):
     if dropout_p:
         raise RuntimeError("this attention op takes no dropout")
-    return attend(query, key, value, attn_mask, is_causal, scale), jnp.zeros((0,), np.float32)
+    return attend(query, key, value, attn_mask, is_causal, scale), None  # backward needs no logsumexp
 
 
 @op(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, static=("dropout_p",))
@@ -127,7 +148,7 @@ def attention_dropout(rng, query, key, value, attn_bias, compute_log_sumexp, dro
     seed = jax.random.key_data(rng)
     keep = _keep(seed, query, key, dropout_p) if dropout_p else None
     out = attend(query, key, value, attn_bias, is_causal, scale, keep)
-    return out, jnp.zeros((0,), np.float32), seed, jnp.zeros((), np.int32)
+    return out, None, seed, None
 
 
 @op(aten._scaled_dot_product_efficient_attention_backward.default, static=("dropout_p",))
