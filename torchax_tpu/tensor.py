@@ -211,7 +211,8 @@ def _ours(func, args, kwargs, error):
     if kind not in (RuntimeError, IndexError, ValueError, TypeError):
         kind = RuntimeError
     if isinstance(error, (TypeError, ValueError)):
-        kind = RuntimeError
+        # jax.numpy's word for a dim that there isn't, where torch says IndexError
+        kind = IndexError if "is out of bounds for array of dimension" in str(error) else RuntimeError
     return kind(f"{func}: {error} (called with {signature(args, kwargs)})")
 
 

@@ -23,7 +23,9 @@ def axes(dims, ndim):
 def bounded(index, n, negative=False):
     """An int32 (if ``n`` allows) index in [0, n]: ``n`` stands for whatever is out of range."""
     if index.dtype.kind not in "iu":
-        raise IndexError(f"tensors used as indices must be long, int, byte or bool tensors, got {index.dtype}")
+        # x[index] takes negative indices; gather and its kin don't, and refuse other dtypes by another class
+        raise (IndexError if negative else RuntimeError)(
+            f"tensors used as indices must be long, int, byte or bool tensors, got {index.dtype}")
     if index.dtype.itemsize < 4:
         index = index.astype(np.int32)
     if index.dtype.kind == "u":

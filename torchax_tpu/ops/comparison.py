@@ -82,14 +82,8 @@ def bitwise_right_shift(self, other):
     return right_shift(*jnp.broadcast_arrays(self, other))
 
 
-@op(aten.__lshift__.Tensor, aten.__lshift__.Scalar, dtype=real, layout="elementwise")
-def lshift(self, other):
-    return self * jnp.exp2(other) if kind(self) == "f" else bitwise_left_shift(self, other)
-
-
-@op(aten.__rshift__.Tensor, aten.__rshift__.Scalar, dtype=real, layout="elementwise")
-def rshift(self, other):
-    return self / jnp.exp2(other) if kind(self) == "f" else bitwise_right_shift(self, other)
+op(aten.__lshift__.Tensor, aten.__lshift__.Scalar, dtype=Only(promote, "iu"), layout="elementwise")(bitwise_left_shift)
+op(aten.__rshift__.Tensor, aten.__rshift__.Scalar, dtype=Only(promote, "iu"), layout="elementwise")(bitwise_right_shift)
 
 
 # ---------------------------------------------------------------- minimum, maximum, clamp
