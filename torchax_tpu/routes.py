@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch._decomp import decomposition_table
 
-from . import arguments, config, dtypes, errors, fastpath, indices, registry, storage, views
+from . import arguments, config, dtypes, errors, explain, fastpath, indices, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
 from .registry import SPECIAL, TABLE, VIEWS, Op, aten
@@ -314,7 +314,7 @@ def host_handler(func):
     def handler(args, kwargs):
         if config.fallback == "error":
             raise errors.FallbackError(f"{func} has no JAX form and torchax_tpu.config.fallback is 'error' "
-                                       f"(called with {T.signature(args, kwargs)})")
+                                       f"(called with {explain.signature(args, kwargs)})")
         if name not in host_calls:
             host_calls[name] = 0
             if config.fallback == "warn":

@@ -10,7 +10,6 @@ gather and scatter by computed indices. No project imports.
 import functools
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

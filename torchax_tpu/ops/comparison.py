@@ -5,7 +5,7 @@ from jax import lax
 
 from ..dtypes import cast, promote, promote_exact, to_bool
 from ..registry import aten, op
-from ._pointwise import Only, bits, compare, kind, real, run
+from ._pointwise import Only, bits, compare, kind, run
 
 
 class _Ordered(type(compare)):
