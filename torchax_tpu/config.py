@@ -1,8 +1,6 @@
 """Switches of the package, read when they are used; assign to them at any time.
 
 Attributes:
-    int64: ``"wide"`` keeps 64-bit dtypes as they are (PyTorch's meaning); ``"narrow"`` stores
-        int64, float64 and complex128 in 32-bit arrays (for speed on TPU); the torch dtype stays.
     fallback: ``"warn"`` runs an op without a JAX form on the host and warns once per op,
         ``"silent"`` runs it without a warning, ``"error"`` raises ``FallbackError``.
     check_indices: True raises IndexError for out-of-range *tensor* indices in eager mode
@@ -14,11 +12,10 @@ import os
 import sys
 import types
 
-int64 = os.environ.get("TORCHAX_TPU_INT64", "wide")
 fallback = os.environ.get("TORCHAX_TPU_FALLBACK", "warn")
 check_indices = False
 
-_ALLOWED = {"int64": ("wide", "narrow"), "fallback": ("warn", "silent", "error"), "check_indices": (True, False)}
+_ALLOWED = {"fallback": ("warn", "silent", "error"), "check_indices": (True, False)}
 _LISTENERS = []  # called as f(name, value) after a change
 
 
