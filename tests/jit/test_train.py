@@ -175,3 +175,32 @@ def test_grad_inside():
         return torch.autograd.grad((x**3).sum(), x)[0]
 
     torch.testing.assert_close(g(torch.full((2,), 2.0).to(DEVICE)).cpu(), torch.full((2,), 12.0))
+
+
+@pytest.mark.parametrize("reset", ["load_state_dict", "clear"])
+def test_optimizer_state_replaced_between_calls(reset):
+    torch.manual_seed(0)
+    ref = nn.Linear(3, 3)
+    model = copy.deepcopy(ref).to(DEVICE)
+    ref_opt, opt = (torch.optim.Adam(m.parameters(), lr=0.05) for m in (ref, model))
+
+    def make(m, o):
+        def step(x):
+            o.zero_grad()
+            loss = m(x).pow(2).mean()
+            loss.backward()
+            o.step()
+            return loss
+        return step
+
+    ref_step, step = make(ref, ref_opt), jit(make(model, opt))
+    for i in range(5):
+        if i == 1:
+            saved = copy.deepcopy(ref_opt.state_dict()), copy.deepcopy(opt.state_dict())
+        if i == 3:
+            for o, s in ((ref_opt, saved[0]), (opt, saved[1])):
+                o.load_state_dict(s) if reset == "load_state_dict" else o.state.clear()
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(step(x.to(DEVICE)).cpu(), ref_step(x).detach(), rtol=1e-4, atol=1e-5)
+        for p, q in zip(ref.parameters(), model.parameters()):
+            torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)

@@ -107,7 +107,7 @@ def _num(x):
 class Seen:
     """An optimizer that a program steps: what must still hold for the program to fit."""
 
-    __slots__ = ("optimizer", "settings", "state", "traced")
+    __slots__ = ("entries", "optimizer", "settings", "state", "table", "traced")
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -117,7 +117,9 @@ class Seen:
 
     def freeze(self):
         """After the trace: remember the state tensors and the parameter lists by identity."""
-        self.state = [(s, k, v) for s in self.optimizer.state.values() if isinstance(s, dict)
+        self.table = self.optimizer.state  # load_state_dict makes another one
+        self.entries = list(self.table.items())
+        self.state = [(s, k, v) for _, s in self.entries if isinstance(s, dict)
                       for k, v in s.items() if isinstance(v, torch.Tensor)]
         self.settings = [({k: v for k, v in g.items() if k not in ("params",) and (i, k) not in self.traced},
                           list(g["params"])) for i, g in enumerate(self.optimizer.param_groups)]
@@ -133,7 +135,10 @@ class Seen:
                 now = g.get(k)
                 if now is not v and (isinstance(v, torch.Tensor) or now != v):
                     return False
-        return all(s.get(k) is v for s, k, v in self.state)
+        table = self.optimizer.state
+        if table is not self.table or len(table) != len(self.entries):
+            return False
+        return all(table.get(p) is s for p, s in self.entries) and all(s.get(k) is v for s, k, v in self.state)
 
 
 TRACED_SETTINGS = ("lr",)
