@@ -1,5 +1,7 @@
 """jit: tensors reached by any route are inputs, writes land in the same objects, results alias as in eager."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -340,3 +342,26 @@ def test_many_signatures_warn_with_the_difference():
     with pytest.warns(UserWarning, match="argument 1 changed"):
         for n in range(9):
             same(f(x, n), torch.full((2,), 1.0 + n))
+
+
+def test_copies_of_a_jitted_module_are_independent():
+    m = jit(nn.Linear(3, 2).to(DEVICE))
+    x = on(torch.ones(1, 3))
+    same(m(x), nn.functional.linear(x, m.weight, m.bias))
+    n = copy.deepcopy(m)
+    with torch.no_grad():
+        n.weight.zero_()
+        n.bias.fill_(7)
+    same(n(x), torch.full((1, 2), 7.0))
+    same(m(x), nn.functional.linear(x, m.weight, m.bias))
+
+
+def test_inference_mode_hooks_and_keyword_structures():
+    m = nn.Linear(3, 2).to(DEVICE)
+    m.register_forward_hook(lambda mod, args, out: out + 1)
+    f = jit(lambda *, batch: {"out": m(batch["x"]), "n": len(batch)})
+    x = on(torch.ones(1, 3))
+    with torch.inference_mode():
+        got = f(batch={"x": x})
+    same(got["out"], nn.functional.linear(x, m.weight, m.bias) + 1)
+    assert got["n"] == 1

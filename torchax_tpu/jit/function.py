@@ -40,6 +40,10 @@ class JitFunction:
         self._bound = {}
         self.traces = self._retraces = 0
 
+    def __reduce__(self):
+        # copies and pickles start without programs: those are tied to the original's tensors
+        return JitFunction, (self._function, self._static_nums, self._static_names, self._donate)
+
     def __get__(self, instance, owner=None):
         if instance is None:
             return self
