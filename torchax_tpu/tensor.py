@@ -196,6 +196,16 @@ def foreign(value, device, func):
 _NUMBERS = frozenset({int, float, bool, complex})
 
 
+def _placed(finish):
+    """``finish`` for programs that may take no array (or run by hand): their results would stay on the first device."""
+    def place_and_finish(out, args, kwargs, device):
+        if device.index and tracing.active is None:
+            out = jax.device_put(out, jax.devices()[device.index])
+        return finish(out, args, kwargs, device)
+
+    return place_and_finish
+
+
 def make_handler(op):
     """The function that runs ``op``: collects arrays and static arguments, finds the program, calls it."""
     kinds, kwkinds, cache, func = op.positional_kinds(), op.kinds, op.cache, op.overload
@@ -206,6 +216,8 @@ def make_handler(op):
     read, get, scalar_array = storage.read, cache.get, dispatch.scalar_array
     fusible, start = storage.fusible, storage._start
     shaped = bool(shape_only)
+    if random or shaped or not jit or not {TENSOR, TENSORS} & set(op.kinds.values()):
+        finish = _placed(finish)
 
     def handler(args, kwargs):
         active = tracing.active
