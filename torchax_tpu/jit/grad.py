@@ -6,6 +6,8 @@ depend on cotangents is the forward (its results, and residuals), the rest is th
 So gradients are torch's own formulas.
 """
 
+import contextlib
+
 import jax
 import torch
 from jax.extend.core import jaxpr_as_fun
@@ -31,7 +33,7 @@ class Differentiable:
         inputs = [(("leaf", i), t) for i, t in enumerate(leaves) if isinstance(t, T.Tensor) and t.requires_grad]
         known = {id(t) for _, t in inputs}
         inputs += [(("tensor", t), t) for t, _ in trace.tensors.values()
-                   if t.requires_grad and t.is_leaf and id(t) not in known]
+                   if t.requires_grad and (t.is_leaf or trace.outside_result(t)) and id(t) not in known]
         if not outs or not inputs:
             return []
         cotangents = []
@@ -40,7 +42,8 @@ class Differentiable:
             trace.sources[-1].kind = "cotangent"
             cotangents.append(T.wrap(array, t._cell.device))
             self.avals.append((tuple(t.shape), t.dtype))
-        grads = torch.autograd.grad([t for _, t in outs], [t for _, t in inputs], cotangents, allow_unused=True)
+        with _without_hooks([t for _, t in inputs]):
+            grads = torch.autograd.grad([t for _, t in outs], [t for _, t in inputs], cotangents, allow_unused=True)
         self.outs = [i for i, _ in outs]
         self.ins = [k for k, _ in inputs]
         self.present = [g is not None for g in grads]
@@ -70,6 +73,19 @@ class Differentiable:
         return flat
 
 
+@contextlib.contextmanager
+def _without_hooks(tensors):
+    """Keep tensors' own gradient hooks out of the trace: autograd calls them when the gradients leave the program."""
+    held = [(t._backward_hooks, dict(t._backward_hooks)) for t in tensors if t._backward_hooks]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in held:
+            hooks.update(kept)
+
+
 class _Call(torch.autograd.Function):
     @staticmethod
     def forward(ctx, half, program, leaves, rest, *inputs):
@@ -84,11 +100,18 @@ class _Call(torch.autograd.Function):
         return tuple(flat[i] for i in half.outs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *cotangents):
         half = ctx.half
-        arrays = [storage.read(c) for c in cotangents]
-        with storage.x64(half.wide):
-            out = list(half.backward(*ctx.residuals, *arrays))
-        grads = [T.wrap(out.pop(0), ctx.device) if p else None for p in half.present]
+        with torch.no_grad():
+            arrays = [storage.read(c) for c in cotangents]
+            with storage.x64(half.wide):
+                out = list(half.backward(*ctx.residuals, *arrays))
+            grads = [T.wrap(out.pop(0), ctx.device) if p else None for p in half.present]
+        if torch.is_grad_enabled():  # create_graph: these gradients depend on the inputs, but not for autograd
+            grads = [None if g is None else _once(g.requires_grad_()) for g in grads]
         return (None, None, None, None, *grads)
+
+
+_once = torch._C._functions.DelayedError(
+    "torchax_tpu.jit: the backward of a jitted function can't be differentiated again; call torch.autograd.grad(..., "
+    "create_graph=True) inside the jitted function, or leave this function out of jit", 1)

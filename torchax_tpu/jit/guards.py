@@ -12,6 +12,7 @@ import torch
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 ANY = object()  # any .grad at entry will do: the function resets it before use
 _MISSING = object()
+_TABLES = ("_modules", "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Guards:
@@ -36,6 +37,13 @@ class Guards:
             for table in (module._parameters, module._buffers):
                 self.same += [(table.get, k, v, module) for k, v in table.items()]
             self._attributes({k: v for k, v in module.__dict__.items() if k[0] != "_"}, module, trace, module.__dict__.get)
+        # submodules and hooks: most tables are empty, so all of those are one look
+        self.empty, self.tables = [], []
+        reached = modules + [r for r in roots if isinstance(r, torch.nn.Module)]
+        for module in {id(c): c for m in reached for c in m.modules()}.values():
+            for name in _TABLES:
+                table = getattr(module, name)
+                self.tables.append((table, dict(table), module, name)) if table else self.empty.append(table)
         known = {id(m) for m in modules} | {id(s.optimizer) for s in self.optimizers}
         for root in roots:
             if id(root) not in known:
@@ -65,6 +73,11 @@ class Guards:
         for m, training in self.modes:
             if m.training is not training:
                 return f"{type(m).__name__}.training changed to {m.training}"
+        if any(self.empty):
+            return "a hook or a submodule was added to a module"
+        for table, kept, owner, name in self.tables:
+            if table != kept:
+                return f"{type(owner).__name__}.{name} changed"
         for get, k, v, owner in self.same:
             if get(k) is not v:
                 return f"{type(owner).__name__}.{k} is another object now"
