@@ -135,7 +135,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
 WHOLE = ("linear", "_fused_rms_norm")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
-UNDER = ("_copy_from",)
+UNDER = ("_copy_from", "_local_scalar_dense")
 
 
 def factory(op, *args, **kwargs):

@@ -1,5 +1,7 @@
 """Index arguments on their way to the compiled ops: CPU index tensors, boolean masks, range checks."""
 
+import ctypes
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -214,6 +216,24 @@ def setitem(self, key, value):
 
 _getitem, _setitem = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 T.Tensor.__getitem__, T.Tensor.__setitem__ = getitem, setitem
+
+
+def _no_sequence(cls):
+    """Make C's PySequence_Check say of our tensors what it says of torch's: that they are none.
+
+    A `__getitem__` written in Python fills the type's sequence slot as well; torch.tensor([loss, loss])
+    then takes 0-d tensors for lists.
+    """
+    get_slot = ctypes.pythonapi.PyType_GetSlot
+    get_slot.restype, get_slot.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_int)
+    word = ctypes.sizeof(ctypes.c_void_p)
+    table = ctypes.c_void_p.from_address(id(cls) + 13 * word).value  # PyTypeObject.tp_as_sequence
+    slot = ctypes.c_void_p.from_address(table + 3 * word)  # PySequenceMethods.sq_item
+    if slot.value == get_slot(cls, 44):  # Py_sq_item: the layout is the one we think it is
+        slot.value = None
+
+
+_no_sequence(T.Tensor)
 
 
 # ---------------------------------------------------------------- range checks (config.check_indices)

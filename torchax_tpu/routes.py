@@ -184,6 +184,7 @@ def through_twin(func, twin):
             if isinstance(target, (list, tuple)):
                 for t, r in zip(target, result):
                     _write_checked(t, r, func)
+                torch.autograd.graph.increment_version(target)
                 return None
             _write_checked(target, result, func)
             return target

@@ -564,6 +564,7 @@ def _finish_idempotent(out, args, kwargs, device):
 def _finish_inplace_list(out, args, kwargs, device):
     for target, o in zip(args[0], out):
         storage.write(target, o)
+    torch.autograd.graph.increment_version(args[0])  # torch counts writes to single tensors only
 
 
 def _finish_mixed(op):

@@ -164,7 +164,7 @@ def test_module_wrapper_keeps_state_dict_and_mode():
     ref = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     ref.load_state_dict({k: v.cpu() for k, v in m.state_dict().items()})
     j = jit(m)
-    assert type(j) is type(m) and list(j.state_dict()) == list(m.state_dict())
+    assert isinstance(j, type(m)) and list(j.state_dict()) == list(m.state_dict())
     assert list(j.parameters())[0] is list(m.parameters())[0]
     x = torch.randn(8, 4)
     j.eval()

@@ -1,6 +1,5 @@
 """`torchax_tpu.jit`: signatures, the program cache, and what is traced inline instead."""
 
-import copy
 import functools
 import inspect
 import warnings
@@ -94,12 +93,12 @@ class JitFunction:
         self.traces += 1
         _count[0] += 1
 
-        def function():
+        def function(leaves):
             args, kwargs = spec.rebuild(leaves)
             return _split(self._function(*args, **kwargs))
 
         roots = [value for _, tree, value in spec.plan if tree is None] + list(self._objects())
-        return Program(function, leaves, self._donate, roots)
+        return Program(function, leaves, self._donate, spec.given(), roots)
 
     def _flatten(self, args, kwargs):
         """(tensor leaves, hashable signature, how to rebuild the arguments)."""
@@ -199,6 +198,14 @@ class _Spec:
     def __init__(self, plan, count):
         self.plan, self.count = plan, count
 
+    def given(self):
+        """Positions of the leaves that are arguments; the function reaches the others by itself."""
+        for _, tree, what in self.plan:
+            if isinstance(tree, int):
+                yield tree
+            elif tree is not None:
+                yield from (v for is_tensor, v in what if is_tensor)
+
     def rebuild(self, leaves):
         values = []
         for _, tree, what in self.plan:
@@ -286,6 +293,23 @@ def _parameters(function):
         return []
 
 
+def _twin(module, static_argnums, static_argnames, donate):
+    """A module that is ``module`` in everything (they have one ``__dict__``) but whose forward is compiled."""
+    own = type(module)
+    options = {"static_argnums": static_argnums, "static_argnames": static_argnames, "donate": donate}
+    # copies and pickles: of the module itself, compiled afresh
+    cls = type(own.__name__, (own,), {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__,
+                                      "__reduce_ex__": lambda self, protocol: (_rebuild, (module, options))})
+    twin = cls.__new__(cls)
+    object.__setattr__(twin, "__dict__", module.__dict__)
+    cls.forward = JitFunction(own.forward.__get__(twin), static_argnums, static_argnames, donate)
+    return twin
+
+
+def _rebuild(module, options):
+    return jit(module, **options)
+
+
 def jit(fn=None, *, static_argnums=(), static_argnames=(), donate=True):
     """Compile a PyTorch function or module into one XLA program per signature.
 
@@ -297,8 +321,8 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), donate=True):
         donate: let XLA reuse the memory of state that the function overwrites.
 
     Returns:
-        A callable with the function's signature; for a module, a module of the same class that
-        shares its parameters, buffers and submodules.
+        A callable with the function's signature; for a module, a module of a subclass that shares
+        everything with it: parameters, submodules, mode, attributes.
 
     Raises:
         TraceError: when Python needs a tensor's value (`.item()`, `if tensor:`) or a shape
@@ -307,9 +331,7 @@ def jit(fn=None, *, static_argnums=(), static_argnames=(), donate=True):
     if fn is None:
         return functools.partial(jit, static_argnums=static_argnums, static_argnames=static_argnames, donate=donate)
     if isinstance(fn, torch.nn.Module):
-        twin = copy.copy(fn)
-        twin.forward = JitFunction(type(fn).forward.__get__(twin), static_argnums, static_argnames, donate)
-        return twin
+        return _twin(fn, static_argnums, static_argnames, donate)
     if not callable(fn):
         raise TypeError(f"torchax_tpu.jit takes a function or an nn.Module, got {type(fn).__name__}")
     return JitFunction(fn, static_argnums, static_argnames, donate)

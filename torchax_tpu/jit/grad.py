@@ -15,6 +15,7 @@ from jax._src.interpreters.partial_eval import partial_eval_jaxpr_nounits
 
 from .. import dtypes, storage
 from .. import tensor as T
+from .trace import refuse
 
 
 class Differentiable:
@@ -26,16 +27,20 @@ class Differentiable:
         self.avals = []  # aval of each cotangent
         self.present = []  # whether the input gets a gradient
 
-    def trace(self, trace, flat, leaves):
+    def trace(self, trace, flat, leaves, cuts):
         """Trace the backward; returns the gradient arrays (without the absent ones)."""
         outs = [(i, t) for i, t in enumerate(flat) if isinstance(t, T.Tensor) and t.requires_grad and t.grad_fn is not None
                 and trace.is_fresh(t._cell)]
-        inputs = [(("leaf", i), t) for i, t in enumerate(leaves) if isinstance(t, T.Tensor) and t.requires_grad]
-        known = {id(t) for _, t in inputs}
+        inputs, known = [], {id(stand_in) for _, stand_in, _ in cuts.values()}
+        for i, t in enumerate(leaves):
+            if isinstance(t, T.Tensor) and t.requires_grad and id(t) not in known:
+                known.add(id(t))
+                inputs.append((("leaf", i), cuts[id(t)][0] if id(t) in cuts else t))
         inputs += [(("tensor", t), t) for t, _ in trace.tensors.values()
                    if t.requires_grad and (t.is_leaf or trace.outside_result(t)) and id(t) not in known]
         if not outs or not inputs:
             return []
+        _check_apart([t for _, t in inputs])
         cotangents = []
         for _, t in outs:
             array = trace.value(None, tuple(t.shape), dtypes.to_jax(t.dtype))
@@ -71,6 +76,62 @@ class Differentiable:
         for i, t in zip(self.outs, carried):
             flat[i] = t
         return flat
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, leaf):
+        return T.alias(leaf, *T.geometry(leaf))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+def cut(leaves, given):
+    """(leaves for the trace, {id(leaf): (new leaf, stand-in, its grad_fn)}): arguments without their history.
+
+    Autograd walks past an input into the graph that made it where that graph leads to another input, a parameter
+    say; its part would be counted in the program and again outside.
+    """
+    inner, cuts = list(leaves), {}
+    for i in given:
+        t = leaves[i]
+        if isinstance(t, T.Tensor) and t.requires_grad and not t.is_leaf and torch.is_grad_enabled():
+            if id(t) not in cuts:
+                leaf = T.alias(t, *T.geometry(t)).requires_grad_()
+                stand_in = _Cut.apply(leaf)
+                cuts[id(t)] = leaf, stand_in, stand_in.grad_fn
+            inner[i] = cuts[id(t)][1]
+    return inner, cuts
+
+
+def check_history(trace, cuts, grads):
+    """TraceError for what would change the history of tensors that outlive the call."""
+    if any(leaf.grad is not None for leaf, _, _ in cuts.values()):
+        raise refuse("backward() inside the function reaches an argument that was computed outside with gradients. Call "
+                     "backward() outside, or pass the argument detached")
+    written = any(stand_in.grad_fn is not node for _, stand_in, node in cuts.values())
+    if written or not grads and any(t.grad_fn is not None for t in trace.plain):
+        raise refuse("the function writes in place into a tensor from outside, and gradients pass through that write. Write "
+                     "into a clone and return it, or write under torch.no_grad()")
+
+
+def _check_apart(inputs):
+    """TraceError if an input was computed, before the trace, from another one."""
+    leaves = {id(t) for t in inputs if t.is_leaf}
+    nodes = {t.grad_fn for t in inputs if not t.is_leaf}
+    queue = [n for node in nodes for n, _ in node.next_functions if n is not None]
+    done = set()
+    while queue:
+        node = queue.pop()
+        if node in done:
+            continue
+        done.add(node)
+        if node in nodes or id(getattr(node, "variable", None)) in leaves:
+            raise refuse("the function reaches (as a global, closure variable or attribute) a tensor that was computed outside "
+                         "from another of its inputs. Pass it as an argument")
+        queue += [n for n, _ in node.next_functions if n is not None]
 
 
 @contextlib.contextmanager

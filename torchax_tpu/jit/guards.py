@@ -23,9 +23,10 @@ class Guards:
         grads: (leaf, its .grad at the end, what .grad must be at entry).
         roots: objects the function reaches by arguments, closure and globals.
         arg_cells: ids of cells that are arguments (they may change freely).
+        modes: (module, training) of the modules among the roots, at entry.
     """
 
-    def __init__(self, trace, grads, roots, arg_cells):
+    def __init__(self, trace, grads, roots, arg_cells, modes):
         self.grads = [(t, entry) for t, _, entry in grads if entry is not ANY]
         self.tensors = [(t, c, t.requires_grad) for t, c in trace.tensors.values() if id(c) not in arg_cells]
         self.optimizers = list(trace.optimizers.values())
@@ -49,7 +50,7 @@ class Guards:
             if id(root) not in known:
                 self._root(root, trace)
         # modes as they were when the module was called, not as the function may have left them
-        self.modes = [(m, training) for m, training in trace.modules.values()]
+        self.modes = [*trace.modules.values(), *(e for e in modes if id(e[0]) not in trace.modules)]
 
     def _root(self, root, trace):
         if isinstance(root, (list, tuple)):

@@ -147,7 +147,7 @@ TRACED_SETTINGS = ("lr",)
 @contextlib.contextmanager
 def watching(trace):
     """Install the step and zero_grad watchers for one trace."""
-    restore = []
+    restore, entry = [], []
 
     def before(optimizer, args, kwargs):
         if storage.tracing.active is not trace:
@@ -158,6 +158,7 @@ def watching(trace):
             for i, group in enumerate(optimizer.param_groups):
                 for key in TRACED_SETTINGS:
                     value = group.get(key)
+                    entry.append((group, key, value))
                     if isinstance(value, (int, float)) and not isinstance(value, bool):
                         tracer = trace.value(lambda g=group, k=key: np.float64(g[k]), (), np.float64)
                         seen.traced[i, key] = TracedFloat.make(trace, tracer, float(value))
@@ -199,6 +200,10 @@ def watching(trace):
     torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad = optimizer_zero_grad, module_zero_grad
     try:
         yield
+        after(None, None, None)
+        if any(group[key] is not value and group[key] != value for group, key, value in entry):
+            raise TraceError("torchax_tpu.jit: the function changes a learning rate after optimizer.step(), which no later "
+                             "call would do again. Call scheduler.step() outside the jitted function.")
     finally:
         torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad = zero_optimizer, zero_module
         after(None, None, None)

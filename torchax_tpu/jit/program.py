@@ -1,6 +1,7 @@
 """A traced function: its compiled XLA program, what feeds it, and where its results go."""
 
 import sys
+import types
 import weakref
 
 import jax
@@ -11,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from .. import dtypes, random as streams, storage
 from .. import tensor as T
 from ..storage import Cell
-from .grad import Differentiable
+from .grad import Differentiable, check_history, cut
 from .guards import ANY, Guards
 from .trace import Trace, activate, refuse
 
@@ -20,7 +21,7 @@ class Result:
     """How one tensor of the function's result is rebuilt at each call.
 
     kind: "same" (a tensor that outlives the call), "arg" (argument number), "new" (fresh storage
-    from output ``slot``), "old" (a view of a persistent cell); geometry as (size, stride, offset).
+    from output ``slot``), "view" (of argument number), "old" (of a persistent cell); geometry as (size, stride, offset).
     """
 
     __slots__ = ("kind", "what", "geometry", "dtype", "flip", "whole", "requires_grad", "__weakref__")
@@ -41,30 +42,37 @@ class Program:
     returns the flat list of result leaves.
     """
 
-    def __init__(self, function, leaves, donate, roots=()):
-        self.donate_wanted, self.roots, self.spent = donate, roots, False
+    def __init__(self, function, leaves, donate, given, roots=()):
+        self.donate_wanted, self.given, self.roots, self.spent = donate, given, roots, False
         self.trace = trace = Trace()
+        for root in roots:
+            if not isinstance(root, (type, types.ModuleType, types.FunctionType)):
+                trace.watch_object(root)
         self.arg_cells = {}
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, T.Tensor):
                 self.arg_cells.setdefault(id(leaf._cell), i)
+        self.modes = [(r, r.training) for r in roots if isinstance(r, torch.nn.Module)]
         self._trace(trace, function, leaves)
 
     # ---------------------------------------------------------------- tracing
 
     def _trace(self, trace, function, leaves):
-        by_id = {id(t): i for i, t in enumerate(leaves) if isinstance(t, T.Tensor)}
+        inner, cuts = cut(leaves, self.given)
+        by_id = {id(t): i for given in (leaves, inner) for i, t in enumerate(given) if isinstance(t, T.Tensor)}
         outputs = []
 
         def traced():
             with activate(trace):
-                flat, self.rebuild = function()
+                flat, self.rebuild = function(inner)
                 self._gradients(trace)
+                check_history(trace, cuts, self.grads)
                 half = Differentiable()
-                grads = half.trace(trace, flat, leaves) if torch.is_grad_enabled() and not self.grads else []
+                grads = half.trace(trace, flat, leaves, cuts) if torch.is_grad_enabled() and not self.grads else []
                 results, arrays = self._describe(trace, flat, by_id)
                 del flat
                 escaped = trace.escaped()
+                self.overwritten = [(by_id.get(id(t)), None if id(t) in by_id else t) for t in trace.overwritten()]
             self._collect(results, arrays, trace.written(), escaped, outputs)
             self.half = half if grads else None
             self.forward_count = len(outputs)
@@ -74,7 +82,7 @@ class Program:
             closed = jax.make_jaxpr(traced)()
         except BaseException:
             for tensor, _ in trace.tensors.values():  # what backward left behind is part of no program
-                if tensor.grad is not None and trace.is_fresh(tensor.grad._cell):
+                if tensor.is_leaf and tensor.grad is not None and trace.is_fresh(tensor.grad._cell):
                     tensor.grad = None
             raise
         finally:
@@ -107,9 +115,26 @@ class Program:
                 # only a weak reference: whoever still holds the cell afterwards is outside
                 results.append(Result("new", weakref.ref(cell), leaf))
                 arrays[results[-1].what] = (id(cell), storage.cell_array(cell), cell.wide, cell.device, cell.perm)
+            elif id(leaf._cell) in self.arg_cells:
+                results.append(Result("view", self.arg_cells[id(leaf._cell)], leaf))
             else:
                 results.append(Result("old", leaf._cell, leaf))
+        self._link(trace, results, flat)
         return results, arrays
+
+    def _link(self, trace, results, flat):
+        """Which results are views, with gradients, of an argument or of a persistent tensor: (position, result, tensor)."""
+        self.linked = []
+        for i, r in enumerate(results):
+            if r.kind not in ("view", "old") or not r.requires_grad:
+                continue
+            bases = [t for t, c in trace.tensors.values() if c is r.what and t.requires_grad]
+            if r.kind == "old":  # a parameter that was viewed or returned, but never read
+                bases += [flat[i]._base] if flat[i]._is_view() else [flat[i]] if flat[i].is_leaf else []
+            if r.flip is not None or r.kind == "old" and not any(t.dtype is r.dtype for t in bases):
+                raise refuse("a result is a view, with gradients, of a tensor from outside that is no longer there or reads "
+                             "it as another dtype. Return a clone of it")
+            self.linked.append((i, r, next((t for t in bases if t.is_leaf), bases[0] if bases else None)))
 
     def _collect(self, results, arrays, written, escaped, outputs):
         slots = {}
@@ -171,7 +196,7 @@ class Program:
             getattr(v.aval, "dtype", None) in dtypes.WIDE for e in closed.jaxpr.eqns for v in e.outvars)
         self.call = jax.jit(pure, donate_argnums=self.donated)
         self.draw_counts = {i: e[2] for i, e in trace.draws.items()}
-        self.guards = Guards(trace, self.grads, self.roots, self.arg_cells)
+        self.guards = Guards(trace, self.grads, self.roots, self.arg_cells, self.modes)
         self.arg_sources = [(i, self.arg_cells[id(s.what)]) for i, s in enumerate(self.sources)
                             if s.kind == "cell" and id(s.what) in self.arg_cells]
         self.arg_updates = {slot: self.arg_cells[id(c)] for c, slot, _ in self.updates if id(c) in self.arg_cells}
@@ -206,8 +231,12 @@ class Program:
 
     def run(self, leaves):
         self.spent = self.once
-        if self.half is not None:
-            return self.half.run(self, leaves)
+        flat = self._execute(leaves) if self.half is None else self.half.run(self, leaves)
+        for i, r, base in self.linked:
+            flat[i] = (leaves[r.what] if base is None else base).as_strided(*r.geometry)
+        return flat
+
+    def _execute(self, leaves):
         inputs = self.inputs(leaves)
         for i in self.donated:
             # held by the cell, this list and the call below: any other holder would lose its array
@@ -233,6 +262,8 @@ class Program:
             if cell is not None:
                 cell.array = out[slot]
                 cell.version += 1
+        if self.overwritten:
+            torch.autograd.graph.increment_version([leaves[i] if t is None else t for i, t in self.overwritten])
         for tensor, grad, _ in self.grads:
             if tensor.grad is not grad:
                 tensor.grad = grad
@@ -246,9 +277,10 @@ class Program:
             return r.what
         if r.kind == "arg":
             return leaves[r.what]
-        if r.kind == "old":
-            shell = T.Tensor._make_wrapper_subclass(T.Tensor, (), dtype=r.dtype, device=r.what.device)
-            shell._cell, shell._view = r.what, None
+        if r.kind in ("old", "view"):
+            cell = r.what if r.kind == "old" else leaves[r.what]._cell
+            shell = T.Tensor._make_wrapper_subclass(T.Tensor, (), dtype=r.dtype, device=cell.device)
+            shell._cell, shell._view = cell, None
             return T.alias(shell, *r.geometry, dtype=r.dtype, flip=r.flip)
         slot, wide, device, perm = r.what
         cell = made.get(slot)

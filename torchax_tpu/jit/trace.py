@@ -9,6 +9,7 @@ program still fits and feed it the values of that moment.
 
 import contextlib
 import gc
+import warnings
 import weakref
 
 import jax
@@ -39,12 +40,19 @@ class Trace:
     lifts = True
 
     def __init__(self):
+        # autograd numbers its nodes: what is below this one was computed before the trace
+        self.first_node = torch.ones((), requires_grad=True).view(()).grad_fn
         self.sources = []
         self.lifted = {}  # id(cell) -> (cell, source, first tracer)
         self.originals = {}  # id(cell) -> (cell, array, perm, lazy) as they were at entry
         self.fresh = {}  # id(cell) -> weakref of a cell made during the trace
         self.consts = {}  # id(array) that already stands for a source
         self.tensors = {}  # id(tensor) -> (tensor, cell): persistent tensors met
+        self.versions = {}  # id(tensor) -> autograd's version of it when it was met
+        self.hosts = {}  # id(CPU tensor) -> (tensor, its version when it was met)
+        self.plain = []  # tensors that required no gradient when they were met
+        self.counters = []  # (object, its attributes, the numbers among them when it was met)
+        self.cpu_random = torch.random.default_generator.get_state()
         self.reset = set()  # ids of tensors whose .grad the function itself resets before use
         self.modules = {}  # id(module) -> (module, training)
         self.optimizers = {}
@@ -97,6 +105,33 @@ class Trace:
         """A tensor from outside is read: remember it for the checks of later calls."""
         if id(tensor) not in self.tensors and not self.is_fresh(tensor._cell):
             self.tensors[id(tensor)] = (tensor, tensor._cell)
+            if not tensor.requires_grad:
+                self.plain.append(tensor)
+            elif not tensor.is_leaf and tensor._is_view():
+                self.saw(tensor._base)  # a parameter that is only read through views is an input as well
+            if not tensor.is_inference():
+                self.versions[id(tensor)] = tensor._version
+
+    def outside_result(self, tensor):
+        """Whether a tensor was computed before the trace (a view of a parameter may be made in it)."""
+        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self.first_node._sequence_nr()
+
+    def overwritten(self):
+        """Persistent tensors whose version moved: later calls must move it as well."""
+        return [t for t, _ in self.tensors.values() if id(t) in self.versions and t._version != self.versions[id(t)]]
+
+    def watch_object(self, owner):
+        """Remember the numbers among an object's attributes, and a module's CPU buffers."""
+        table = getattr(owner, "__dict__", None) or {}
+        self.counters.append((owner, table, {k: v for k, v in table.items() if type(v) in (int, float)}))
+        if isinstance(owner, torch.nn.Module):
+            for buffer in owner._buffers.values():
+                if type(buffer) is torch.Tensor and buffer.device.type == "cpu":
+                    self.watch_host(buffer)
+
+    def watch_host(self, tensor):
+        if not tensor.is_inference():
+            self.hosts.setdefault(id(tensor), (tensor, tensor._version))
 
     def number(self, value):
         """A Python number that goes into an op: a tagged one is the tracer it stands for."""
@@ -115,6 +150,7 @@ class Trace:
 
     def host_tensor(self, tensor):
         """A CPU tensor used inside: read afresh at every call."""
+        self.watch_host(tensor)
         values = convert.cpu_to_numpy(tensor)
         return self.value(lambda: convert.cpu_to_numpy(tensor), values.shape, values.dtype)
 
@@ -152,6 +188,24 @@ class Trace:
                 out.append(cell)
         return out
 
+    def check_host(self):
+        """What only this one call does: a written CPU tensor is a TraceError; changed numbers and CPU draws warn."""
+        for tensor, version in self.hosts.values():
+            if tensor._version != version:
+                raise refuse(f"the function writes a CPU tensor of shape {tuple(tensor.shape)}, which no later call would "
+                             "do again. Move it to the device, or write it outside the jitted function")
+
+        for owner, table, numbers in self.counters:
+            for k, v in numbers.items():
+                now = table.get(k)
+                if type(now) in (int, float) and now != v:
+                    warnings.warn(f"torchax_tpu.jit: the function changes {type(owner).__name__}.{k} from {v} to {now}; later "
+                                  "calls run the compiled program and won't. Count in a tensor on the device, or outside.",
+                                  stacklevel=2)
+        if not torch.equal(self.cpu_random, torch.random.default_generator.get_state()):
+            warnings.warn("torchax_tpu.jit: the function draws random numbers on the CPU; later calls repeat those. Draw "
+                          "them on the device (device=...), or outside.", stacklevel=2)
+
     def restore(self):
         """Give every persistent cell back what it held before the trace."""
         for cell, array, perm, lazy in self.originals.values():
@@ -167,18 +221,36 @@ def activate(trace):
     storage.tracing.active = trace
     hooks = [torch.nn.modules.module.register_module_forward_pre_hook(_watch_module)]
     try:
-        with optimizers.watching(trace):
+        with optimizers.watching(trace), _no_value_checks():
             yield trace
+        trace.check_host()
     finally:
         storage.tracing.active = outer
         for h in hooks:
             h.remove()
 
 
+@contextlib.contextmanager
+def _no_value_checks():
+    """Leave out what torch's Python code asks of values without need.
+
+    Distributions validate their parameters; nn.Transformer looks whether a mask is the causal one, a mere hint.
+    """
+    distribution, transformer = torch.distributions.Distribution, torch.nn.modules.transformer
+    validate, detect = distribution._validate_args, transformer._detect_is_causal_mask
+    distribution._validate_args = False
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        distribution._validate_args, transformer._detect_is_causal_mask = validate, detect
+
+
 def _watch_module(module, args):
     trace = storage.tracing.active
     if isinstance(trace, Trace) and id(module) not in trace.modules:
         trace.modules[id(module)] = (module, module.training)
+        trace.watch_object(module)
 
 
 def refuse(what):

@@ -35,6 +35,7 @@ def foreach_copy_(self, src, non_blocking=False):
             a.copy_(b, non_blocking)
     else:
         aten._foreach_copy.out(self, src, out=self)
+        torch.autograd.graph.increment_version(self)
 
 
 @op(aten._foreach_zero.default)
