@@ -225,7 +225,9 @@ def test_second_derivative_from_outside_is_an_error_not_a_zero():
     loss = torchax_tpu.jit(lambda x: (x**3).sum())(x)
     (g,) = torch.autograd.grad(loss, x, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated again"):
-        (loss + g.norm()).backward()
+        (loss + g.norm()).backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated again"):
+        torch.autograd.grad(loss + g.norm(), x)
 
 
 def test_a_schedule_inside_is_an_error():

@@ -155,7 +155,7 @@ class _Call(torch.autograd.Function):
             out = half.forward(*arrays)
         flat = program.land(out[: half.count], leaves)
         ctx.half, ctx.residuals = half, out[half.count:]
-        ctx.device = inputs[0]._cell.device
+        ctx.device, ctx.inputs = inputs[0]._cell.device, inputs
         rest.append(flat)
         ctx.set_materialize_grads(True)
         return tuple(flat[i] for i in half.outs)
@@ -169,10 +169,19 @@ class _Call(torch.autograd.Function):
                 out = list(half.backward(*ctx.residuals, *arrays))
             grads = [T.wrap(out.pop(0), ctx.device) if p else None for p in half.present]
         if torch.is_grad_enabled():  # create_graph: these gradients depend on the inputs, but not for autograd
-            grads = [None if g is None else _once(g.requires_grad_()) for g in grads]
+            grads = [None if g is None else _Once.apply(g, *cotangents, *ctx.inputs) for g in grads]
         return (None, None, None, None, *grads)
 
 
-_once = torch._C._functions.DelayedError(
-    "torchax_tpu.jit: the backward of a jitted function can't be differentiated again; call torch.autograd.grad(..., "
-    "create_graph=True) inside the jitted function, or leave this function out of jit", 1)
+class _Once(torch.autograd.Function):
+    """Gradients made under create_graph: they hang on all inputs and cotangents, so that no second derivative can miss them."""
+
+    @staticmethod
+    def forward(ctx, grad, *inputs):
+        return grad
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError(
+            "torchax_tpu.jit: the backward of a jitted function can't be differentiated again; call torch.autograd.grad(..., "
+            "create_graph=True) inside the jitted function, or leave this function out of jit")
