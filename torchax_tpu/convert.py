@@ -13,6 +13,9 @@ _put = jax.jit(lambda x: x)
 def cpu_to_numpy(tensor):
     """A numpy array with a CPU tensor's values; shares memory where it can."""
     t = tensor.detach().resolve_conj().resolve_neg()
+    if t.is_meta:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data! Use torch.nn.Module.to_empty() instead of "
+                                  "torch.nn.Module.to() when moving module from meta to a different device.")
     if t.layout != torch.strided:
         raise NotImplementedError(f"torchax_tpu holds dense tensors only, got one of layout {t.layout}: keep it on the CPU, or "
                                   "move .to_dense()")

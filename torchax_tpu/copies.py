@@ -51,7 +51,7 @@ def owned(array, device, perm=None):
 
 def adopt(target, source):
     """Make ``target`` (same object) show ``source``'s geometry and storage: set_, resize_, .data =."""
-    torch.Tensor.data.__set__(target, source)
+    torch._C.TensorBase.data.__set__(target, source)
     target._cell, target._view = source._cell, source._view
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import convert, copies, serialization, storage
+from . import convert, copies, moves, serialization, storage
 from . import tensor as T
 
 
@@ -14,31 +14,7 @@ def to_jax(tensor, *, copy=False):
 
 
 def _get_data(self):
-    return torch.Tensor.data.__get__(self)
-
-
-def _set_data(self, value):
-    if isinstance(value, T.Tensor):
-        if value.dtype != self.dtype and self.grad_fn is not None:
-            raise RuntimeError(f"incompatible tensor type: .data of a {self.dtype} result takes the same dtype, got {value.dtype}")
-        copies.adopt(self, value)
-        return
-    # Another kind of tensor (module.cpu()): the object stays, its contents change place.
-    fresh = value.detach()
-    if getattr(self, "_is_param", False):
-        fresh = torch.nn.Parameter(fresh, self.requires_grad)
-    elif self.requires_grad:
-        fresh.requires_grad_()
-    for name, held in serialization.attributes(self).items():
-        setattr(fresh, name, held)
-    grad, self.grad = self.grad, None
-    torch.utils.swap_tensors(self, fresh)
-    for name in ("_cell", "_view"):
-        self.__dict__.pop(name, None)
-    if grad is not None:
-        if grad.device != self.device:
-            grad.data = grad.detach().to(self.device)
-        self.grad = grad
+    return torch._C.TensorBase.data.__get__(self)
 
 
 def _data_ptr(self):
@@ -58,7 +34,8 @@ def _repr(self, *, tensor_contents=None):
         text = torch._tensor_str._str_intern(self, tensor_contents=tensor_contents)
     if getattr(self, "_is_param", False):
         text = text.removeprefix("Parameter(")[:-1]
-    text = "tensor" + text[len("Tensor"):]  # the class is named Tensor; torch prints a function that makes it
+    if type(self) is T.Tensor:
+        text = "tensor" + text[len("Tensor"):]  # torch prints a function that makes it
     return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
 
 
@@ -122,7 +99,7 @@ def _contains(self, element):
     raise RuntimeError(f"Tensor.__contains__ only supports Tensor or scalar, but you passed in a {type(element)}.")
 
 
-T.Tensor.data = property(_get_data, _set_data)
+T.Tensor.data = property(_get_data, moves.set_data)
 for _name, _method in {
         "data_ptr": _data_ptr, "__repr__": _repr, "__format__": _format, "tolist": _tolist, "numpy": _numpy,
         "__array__": _array, "__jax_array__": _jax_array, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,

@@ -146,6 +146,9 @@ def reduce_ex(self, protocol):
         made = torch._utils._rebuild_parameter, (self.detach(), self.requires_grad, OrderedDict())
     else:
         made = _reduce_plain(self)
+        cls = type(self).__dict__.get("_torch_class")  # a user's subclass, see moves.py
+        if cls is not None:
+            return torch._tensor._rebuild_from_type_v2, (made[0], cls, made[1], state)
     return (rebuild_with_state, (*made, state)) if state else made
 
 
