@@ -31,9 +31,77 @@ print("wrong:", wrong)
 """
 
 
-def test_arrays_are_where_their_tensors_say():
+def run(program):
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu",
                    "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PROGRAM)], env=environment, capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=environment, capture_output=True, text=True,
                           timeout=300)
-    assert done.returncode == 0 and done.stdout.strip() == "wrong: []", done.stdout + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def test_arrays_are_where_their_tensors_say():
+    assert run(PROGRAM) == "wrong: []"
+
+
+CURRENT = """
+import io, threading
+import torch, torchax_tpu
+
+def places():
+    x, file = torch.ones(2), io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    made = [
+        x.to("jax"), x.to("jax", torch.float64), x.to(device="jax"), x.to(torch.device("jax")), x.to("jax:5").to("jax"),
+        torch.tensor([1, 2], device="jax"), torch.as_tensor([1.0], device="jax"), torch.asarray([1.0], device="jax"),
+        torch.ones(2, device="jax"), torch.rand(2, device="jax"), torch.zeros_like(x, device="jax"), x.new_tensor([1.0], device="jax"),
+        torch.nn.Linear(2, 2).to("jax").weight, torch.nn.Linear(2, 2, device="jax").weight, torch.nn.Linear(2, 2).jax().bias,
+        torch.load(file, map_location="jax"),
+    ]
+    assert all({d.id for d in t.jax().devices()} == {t.device.index} for t in made)
+    assert x.to("jax:5").device.index == 5 and torch.tensor(1, device="jax:0").device.index == 0
+    with torch.device("jax"):
+        made += [torch.tensor(1), torch.ones(1)]
+    return {t.device.index for t in made} | {d.id for d in x.jax().devices()}
+
+def said():
+    assert torch.jax.current_device() == torch.accelerator.current_device_index()
+    return torch.jax.current_device()
+
+def depth():
+    return torch._C._len_torch_function_stack()
+
+assert places() == {0} == {said()} and depth() == 0
+torch.jax.set_device(3)
+assert places() == {3} == {said()}
+with torch.jax.device(5):
+    assert places() == {5} == {said()}
+    with torch.jax.device("jax:0"):
+        assert places() == {0} == {said()}
+    assert places() == {5}
+assert places() == {3}
+torch.accelerator.set_device_index(2)
+assert places() == {2} == {said()}
+with torch.accelerator.device_index(4):
+    assert places() == {4} == {said()}
+other = []
+thread = threading.Thread(target=lambda: other.append((said(), places())))
+thread.start()
+thread.join()
+assert other == [(0, {0})], other
+torch.set_default_device("jax")
+assert torch.tensor(1).device.index == torch.get_default_device().index == 2
+torch.jax.set_device(0)
+assert torch.tensor(1).device.index == 0 and depth() == 1
+torch.jax.set_device(1)
+torch.set_default_device(None)
+assert torch.tensor(1).device.type == "cpu" and depth() == 1
+torch.jax.set_device("jax:0")
+assert places() == {0} and depth() == 0
+print("done")
+"""
+
+
+def test_an_index_left_out_means_the_current_device():
+    assert run(CURRENT) == "done"

@@ -94,7 +94,6 @@ def _bring_up():
     from . import tensor as T
     T.devices[:] = [torch.device(NAME, i) for i in range(len(jax.devices()))]
     T._known.update(T.devices)
-    T.current = device_module._current
     fused.register(_libraries[1])
     if device_module.seed_to_come is not None:
         streams.manual_seed_all(device_module.seed_to_come)
@@ -133,7 +132,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "_fused_rms_norm")
+WHOLE = ("linear", "_fused_rms_norm", "matmul.out")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
 UNDER = ("_copy_from", "_local_scalar_dense")
 

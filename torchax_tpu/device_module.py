@@ -9,6 +9,8 @@ import time
 import types
 
 import torch
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils import _device as device_context
 
 seed_to_come = None  # a seed set before the device was first used
 _state = threading.local()  # .stream: what current_stream() answers
@@ -32,7 +34,13 @@ def _streams():
     return sys.modules[f"{__package__}.random"]
 
 
-_current = [0]
+class Current(threading.local):
+    """The current device: one for each thread, as in torch.cuda."""
+
+    index = 0
+
+
+current = Current()
 
 
 def index_of(device=None):
@@ -76,14 +84,54 @@ def is_bf16_supported(including_emulation=True):
 
 def current_device():
     """Index of the current device."""
-    return _current[0]
+    return current.index
 
 
 def set_device(device):
     """Make a device the current one; a negative index changes nothing."""
     if isinstance(device, int) and device < 0:
         return
-    _current[0] = index_of(device)
+    before, current.index = current.index, index_of(device)
+    if (before == 0) != (current.index == 0):
+        _follow(current.index != 0)
+
+
+class _Placing(TorchFunctionMode):
+    """Gives the current index to a "jax" without one, which torch's C++ takes for index 0 in .to and torch.tensor.
+
+    In force only in threads whose current device isn't 0.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is None:
+            if func is torch.Tensor.to:
+                if len(args) > 1 and _unplaced(args[1]):
+                    args = (args[0], torch.device(_name, current.index), *args[2:])
+            elif func in (torch.tensor, torch.as_tensor, torch.asarray) and func in device_context._device_constructors() \
+                    and _unplaced(device_context.CURRENT_DEVICE):
+                kwargs["device"] = torch.device(_name, current.index)
+        elif _unplaced(device):
+            kwargs["device"] = torch.device(_name, current.index)
+        return func(*args, **kwargs)
+
+
+def _unplaced(device):
+    if isinstance(device, torch.device):
+        return device.index is None and device.type == _name
+    return device == _name if type(device) is str else False
+
+
+def _follow(on):
+    """Put ``_Placing`` below all modes of this thread (but torch's default device, which must lie lowest), or take it out."""
+    stack = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    stack = [mode for mode in stack if type(mode) is not _Placing]
+    if on:
+        lowest = stack and isinstance(stack[-1], device_context.DeviceContext)
+        stack.insert(len(stack) - bool(lowest), _Placing())
+    for mode in reversed(stack):
+        _push_mode(mode)
 
 
 def device_count():
@@ -413,7 +461,7 @@ def make(name, load):
     here = globals()
     for key, value in here.items():
         public = callable(value) and getattr(value, "__module__", None) == __name__ and not key.startswith("_")
-        if public and key not in ("make", "serve_accelerator", "index_of") or key in _PRIVATE:
+        if public and key not in ("make", "serve_accelerator", "index_of", "Current") or key in _PRIVATE:
             setattr(module, key, value)
     module.amp = _amp_module()
     sys.modules[f"torch.{name}.amp"] = module.amp

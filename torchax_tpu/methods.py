@@ -10,7 +10,7 @@ def to_jax(tensor, *, copy=False):
     """The jax.Array with a tensor's values (a CPU tensor is copied)."""
     if isinstance(tensor, T.Tensor):
         return storage.read(tensor)
-    return convert.cpu_to_array(tensor.detach().cpu())
+    return convert.cpu_to_array(tensor.detach().cpu(), T.current.index)
 
 
 def _get_data(self):

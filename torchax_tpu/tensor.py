@@ -12,6 +12,7 @@ from torch.optim.optimizer import _foreach_supported_types as _optim_types
 from torch.utils._foreach_utils import _foreach_supported_types as _util_types
 
 from . import dispatch, dtypes, errors, registry, storage, strides
+from .device_module import current
 from .dispatch import ARRAY, CONST, LIST, VIEWED, Program
 from .explain import explain
 from .registry import DROP, GENERATOR, SCALAR, SCALARS, STATIC, TENSOR, TENSORS
@@ -384,21 +385,13 @@ _known = set()  # the torch.device objects in `devices`: results carry these ver
 def place(device):
     """The canonical device object (with an index) for what a caller gave."""
     if device is None:
-        return devices[streams_current()]
+        return devices[current.index]
     device = torch.device(device)
-    index = streams_current() if device.index is None else device.index
+    index = current.index if device.index is None else device.index
     if index >= len(devices):
         raise RuntimeError(f"device {device} is out of range: this process has {len(devices)} "
                            f"{devices[0].type!r} device(s), 0 to {len(devices) - 1}")
     return devices[index]
-
-
-current = [0]
-
-
-def streams_current():
-    """Index of the current device."""
-    return current[0]
 
 
 def _two_devices(func, a, b):
