@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import convert, dtypes, errors, storage, strides
+from . import convert, dtypes, errors, overlap, storage, strides
 from . import tensor as T
 from .registry import aten, special
 from .storage import tracing
@@ -172,6 +172,8 @@ def copy_(self, src, non_blocking=False):
         return self.copy_(to_cpu(src))
     want = dtypes.to_jax(self.dtype)
     if isinstance(src, T.Tensor):
+        if src._cell is self._cell and src is not self:
+            overlap.refuse(self, src)
         array = src._cell.array
         if (src._view is None or src._view.flip is not None or self._view is None or tracing.active is not None
                 or array is None or array.shape != () or array.dtype != dtypes.to_jax(src.dtype)):
