@@ -13,7 +13,7 @@ ROOT = pathlib.Path(torchax_tpu.__file__).parent
 # A module imports only from its own layer's earlier entries and from layers above it in this list.
 LAYERS = [
     ["errors", "config"], ["explain", "device_module"], ["device"], ["dtypes"], ["strides"], ["random"], ["registry"], ["dispatch"], ["views"], ["storage"], ["tensor"],
-    ["convert"], ["fastpath", "arguments"], ["copies", "untyped", "ranges"], ["viewcopies", "indices"], ["routes"],
+    ["convert"], ["fastpath", "arguments", "overlap"], ["copies", "untyped", "ranges"], ["viewcopies", "indices"], ["routes"],
     ["methods", "moves", "serialization", "autocast", "fused"], ["jit"], ["tpu"], ["__main__"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
