@@ -180,9 +180,9 @@ _TANH, _CUBE = math.sqrt(2 / math.pi), 0.044715
 @pointwise(aten.gelu.default)
 def gelu(self, approximate="none"):
     if approximate == "tanh":
-        return 0.5 * self * (1 + jnp.tanh(_TANH * (self + _CUBE * self * self * self)))
+        return self * (0.5 * (1 + jnp.tanh(_TANH * (self + _CUBE * (self * self * self)))))
     _gelu_form(approximate)
-    return 0.5 * self * (1 + jax.lax.erf(self * math.sqrt(0.5)))
+    return self * (0.5 * (1 + jax.lax.erf(self * math.sqrt(0.5))))
 
 
 def _gelu_form(approximate):
@@ -193,7 +193,7 @@ def _gelu_form(approximate):
 @pointwise(aten.gelu_backward.default, dtype=_grad)
 def gelu_backward(grad_output, self, approximate="none"):
     if approximate == "tanh":
-        t = jnp.tanh(_TANH * (self + _CUBE * self * self * self))
+        t = jnp.tanh(_TANH * (self + _CUBE * (self * self * self)))
         inner = (1 - t * t) * _TANH * (1 + 3 * _CUBE * self * self)
         return grad_output * (0.5 * (1 + t) + 0.5 * self * inner)
     _gelu_form(approximate)

@@ -132,6 +132,8 @@ def _one_hot(target, classes, axis):
     """target == iota along a new class axis."""
     shape = list(target.shape)
     shape.insert(axis, classes)
+    if target.dtype != np.int32:  # a TPU compares 64-bit integers in two halves, bytes wrap; -1 is no class
+        target = jnp.where((target < 0) | (target >= classes), -1, target).astype(np.int32)
     return jax.lax.broadcasted_iota(target.dtype, shape, axis) == jnp.expand_dims(target, axis)
 
 
