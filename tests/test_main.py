@@ -31,9 +31,10 @@ def test_script_and_cuda_as_jax(tmp_path):
         print(sys.argv[1:], y.device, y.dtype, m.cuda().weight.grad.device, torch.ones(1).device)
         t = threading.Thread(target=lambda: print(torch.ones(2, device="cuda").device)); t.start(); t.join()
         print(torch.randn(2, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)).device)
+        print(torch.zeros(2, pin_memory=True).to("cuda", non_blocking=True).device, torch.tensor([1], pin_memory=True).tolist())
         torch.cuda.synchronize()
     """, tmp_path, "--cuda-as-jax", "--epochs", "3")
-    assert out.split("\n")[:3] == ["['--epochs', '3'] jax:0 torch.bfloat16 jax:0 cpu", "jax:0", "jax:0"]
+    assert out.split("\n")[:4] == ["['--epochs', '3'] jax:0 torch.bfloat16 jax:0 cpu", "jax:0", "jax:0", "jax:0 [1]"]
 
 
 def test_another_name(tmp_path):

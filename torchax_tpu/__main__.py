@@ -35,7 +35,7 @@ class CudaAsJax(TorchFunctionMode):
     """Translates device arguments of every torch function."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {k: translate(v) for k, v in kwargs.items()} if kwargs else {}
+        kwargs = {k: translate(v) for k, v in kwargs.items() if k != "pin_memory"} if kwargs else {}  # ordinary memory does
         return func(*map(translate, args), **kwargs)
 
 

@@ -236,6 +236,16 @@ def has_same_storage_numel(self, other):
     return self.untyped_storage().nbytes() // self.itemsize == other.untyped_storage().nbytes() // other.itemsize
 
 
+@special(aten.is_pinned.default)
+def is_pinned(self, device=None):
+    return False
+
+
+@special(aten._pin_memory.default, aten.pin_memory.default)
+def pin_memory(self, device=None):
+    raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
+
+
 # ---------------------------------------------------------------- lazy bits
 
 

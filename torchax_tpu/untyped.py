@@ -9,12 +9,19 @@ from . import tensor as T
 class UntypedStorage:
     """The bytes behind a device tensor. Aliases return the same object; the bytes aren't addressable from the host."""
 
+    is_cuda = is_hpu = is_sparse = is_sparse_csr = False
+    filename = None
+
     def __init__(self, cell):
         self._cell = cell
 
     def data_ptr(self):
         """A number that is the same for all aliases and different for every other storage; not an address."""
         return self._cell.address() if self.nbytes() else 0
+
+    @property
+    def _cdata(self):
+        return self._cell.address()
 
     def nbytes(self):
         """Size in bytes."""
@@ -27,22 +34,33 @@ class UntypedStorage:
         """The device that holds the bytes."""
         return self._cell.device
 
-    @property
-    def is_cuda(self):
-        """False: CUDA tensors aren't torchax_tpu's."""
-        return False
+    def get_device(self):
+        """Index of the device."""
+        return self.device.index
 
     def element_size(self):
         """1: the storage counts bytes."""
         return 1
 
+    def resizable(self):
+        """True: resize_ works."""
+        return True
+
     def is_shared(self):
         """False: device memory isn't shared between processes."""
         return False
 
+    def share_memory_(self):
+        """Nothing to do, as for other accelerators."""
+        return self
+
     def is_pinned(self, device=None):
         """False: device memory isn't pinned host memory."""
         return False
+
+    def pin_memory(self, device=None):
+        """Refuses: pinned memory is the host's."""
+        raise TypeError(f"cannot pin a storage on {self.device}: only CPU memory can be pinned")
 
     def resize_(self, nbytes):
         """Make the storage hold ``nbytes``; contents that fit stay."""
@@ -50,8 +68,94 @@ class UntypedStorage:
         copies.grow(self._cell, -(-int(nbytes) // itemsize), copies.memory_dtype(self._cell), shrink=True)
         return self
 
+    def bytes(self):
+        """The bytes as a uint8 tensor over this storage."""
+        return set_(torch.empty(0, dtype=torch.uint8, device=self.device), self)
+
+    def copy_(self, source, non_blocking=None):
+        """Take over the bytes of another storage of the same size."""
+        self.bytes().copy_(source.bytes() if isinstance(source, UntypedStorage) else _plain_bytes(source))
+        return self
+
+    def fill_(self, value):
+        """Set every byte to ``value``."""
+        self.bytes().fill_(value)
+        return self
+
+    def clone(self):
+        """A storage of its own with the same bytes."""
+        return self.bytes().clone().untyped_storage()
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo):
+        return memo.setdefault(id(self), self.clone())
+
+    def cpu(self):
+        """A CPU storage with a copy of the bytes."""
+        return self.bytes().cpu().untyped_storage()
+
+    def to(self, *, device, non_blocking=False):
+        """A storage on ``device`` with the same bytes; this one if it is there already."""
+        target = torch.device(device)
+        if target.type == self.device.type and target.index in (None, self.device.index):
+            return self
+        return self.bytes().to(target).untyped_storage()
+
+    def untyped(self):
+        """This storage."""
+        return self
+
+    def tolist(self):
+        """The bytes as a list of numbers."""
+        return self.bytes().tolist()
+
+    def __iter__(self):
+        return iter(self.tolist())
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return self.bytes()[index].clone().untyped_storage()
+        return self.bytes()[index].item()
+
+    def __setitem__(self, index, value):
+        self.bytes()[index] = value
+
     def __repr__(self):
-        return f"UntypedStorage({self.nbytes()} bytes on {self.device})"
+        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
+def _plain_bytes(source):
+    return torch.empty(0, dtype=torch.uint8).set_(source)
+
+
+class TypedStorage(torch.storage.TypedStorage):
+    """What the deprecated ``tensor.storage()`` returns: an UntypedStorage seen as elements of one dtype."""
+
+    def __new__(cls, untyped, dtype):
+        return object.__new__(cls)
+
+    def __init__(self, untyped, dtype):
+        self._untyped_storage, self.dtype = untyped, dtype
+
+    def _new_wrapped_storage(self, untyped):
+        if isinstance(untyped, UntypedStorage):
+            return TypedStorage(untyped, self.dtype)
+        return torch.storage.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+
+    def _to(self, dtype):
+        elements = torch.empty(0, dtype=self.dtype, device=self.device).set_(self)
+        return typed_storage(elements.clone() if dtype == self.dtype else elements.to(dtype))
+
+
+def typed_storage(self):
+    return TypedStorage(untyped_storage(self), self.dtype)
+
+
+def typed_storage_of_user(self):
+    """The storage of this tensor as elements of its dtype (deprecated in torch)."""
+    torch.storage._warn_typed_storage_removal(stacklevel=2)
+    return typed_storage(self)
 
 
 def untyped_storage(self):
@@ -69,6 +173,11 @@ def set_(self, source=None, storage_offset=0, size=None, stride=None):
     if source is None:
         with torch.no_grad():
             return torch.Tensor.set_(self)
+    if isinstance(source, torch.storage.TypedStorage):
+        if source.dtype != self.dtype:
+            raise RuntimeError(f"Expected a Storage of type {self.dtype} or an UntypedStorage, but got type {source.dtype} "
+                               "for argument 1 'storage'")
+        source = source._untyped_storage
     if isinstance(source, T.Tensor):
         if source.dtype != self.dtype:
             raise RuntimeError(f"set_: expected a source of dtype {self.dtype}, got {source.dtype}")
@@ -104,5 +213,7 @@ def is_set_to(self, tensor):
 
 
 T.Tensor.untyped_storage = untyped_storage
+T.Tensor.storage = typed_storage_of_user
+T.Tensor._typed_storage = typed_storage
 T.Tensor.set_ = set_
 T.Tensor.is_set_to = is_set_to
