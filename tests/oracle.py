@@ -380,6 +380,11 @@ def compare_errors(got, ref):
     assert isinstance(got, type(ref)), f"CPU raised {type(ref).__name__}: {str(ref)[:100]}; the device {type(got).__name__}: {str(got)[:100]}"
 
 
+def _draws(name, s):
+    """Whether the results of a sample are random."""
+    return name in RANDOM or bool(s.kwargs.get("dropout_p")) or name == "nn.functional.rrelu" and bool(s.kwargs.get("training"))
+
+
 def check(mode, op, dtype, rtol=None, atol=None, limit=None, spread=False):
     """Every sample of ``op`` in ``mode``; returns how many were compared."""
     n, name = 0, full_name(op)
@@ -397,9 +402,9 @@ def check(mode, op, dtype, rtol=None, atol=None, limit=None, spread=False):
                 compare_errors(got, ref)
             elif isinstance(got, Exception):
                 raise got
-            elif name in SHAPES_ONLY or name in RANDOM and mode in _NEEDS_GRAD:
+            elif name in SHAPES_ONLY or mode in _NEEDS_GRAD and _draws(name, s):
                 assert_shapes(got, ref)
-            elif name in RANDOM or s.kwargs.get("dropout_p") or name == "nn.functional.rrelu" and s.kwargs.get("training"):
+            elif _draws(name, s):
                 numel = max([t.numel() for t in tree_flatten(ref)[0] if isinstance(t, torch.Tensor)], default=1)
                 more = range(min(30, 1000 // max(numel, 1)))
                 assert_same_distribution([got, *(_attempt(lambda: run(op, s, to_device(clone_sample(s)), dtype, i)) for _ in more)],

@@ -4,6 +4,8 @@ An impl takes JAX arrays under ATen's argument names and returns JAX arrays. It 
 `jax.jit` once per combination of static arguments, so Python in it costs nothing per call.
 """
 
+import sys
+
 import torch
 
 from . import dtypes
@@ -94,6 +96,7 @@ def mutated_args(overload):
 
 TABLE = {}  # OpOverload -> Op: what was declared
 VIEWS = {}  # OpOverload -> metadata function (see views.py)
+WHERE = {}  # OpOverload -> name of the module that declares it
 SPECIAL = {}  # OpOverload -> handler(args, kwargs) on Tensors: mutation of metadata, copies, host reads
 
 
@@ -105,8 +108,11 @@ def op(*overloads, dtype=None, **options):
     if not overloads or not all(isinstance(o, torch._ops.OpOverload) for o in overloads):
         raise TypeError(f"op() takes OpOverloads such as aten.add.Tensor, got {overloads}")
 
+    module = sys._getframe(1).f_globals["__name__"]
+
     def register(impl):
         for overload in overloads:
+            WHERE[overload] = module
             if overload in TABLE:
                 raise ValueError(f"{overload} is registered twice")
             TABLE[overload] = Op(overload, impl, rule=dtype, **options)
@@ -116,8 +122,11 @@ def op(*overloads, dtype=None, **options):
 
 
 def _declare(table, overloads):
+    module = sys._getframe(2).f_globals["__name__"]
+
     def register(fn):
         for overload in overloads:
+            WHERE[overload] = module
             if overload in table:
                 raise ValueError(f"{overload} is registered twice")
             table[overload] = fn

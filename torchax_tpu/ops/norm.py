@@ -371,6 +371,12 @@ def batch_norm_gather_stats_with_counts(input, mean, invstd, running_mean, runni
     return (all_mean, jax.lax.rsqrt(all_var + eps), *(n for n in new if n is not None))
 
 
+@op(aten.batch_norm_gather_stats.default, mutates=("running_mean", "running_var"))
+def batch_norm_gather_stats(input, mean, invstd, running_mean, running_var, momentum, eps, count):
+    counts = jnp.full((mean.shape[0],), count, up(mean).dtype)
+    return batch_norm_gather_stats_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
 @op(aten.batch_norm_backward_reduce.default)
 def batch_norm_backward_reduce(grad_out, input, mean, invstd, weight, input_g, weight_g, bias_g):
     g, x = up(grad_out), up(input)

@@ -175,6 +175,8 @@ def _scatter_into(grad_output, indices, shape, n):
     lead = shape[:-n]
     rows = int(np.prod(lead, dtype=np.int64))
     size = int(np.prod(shape[-n:], dtype=np.int64))
+    if not rows:
+        return jnp.zeros(shape, grad_output.dtype)
     g, j = grad_output.reshape(rows, -1), indices.reshape(rows, -1).astype(jnp.int32)
     zero = jnp.zeros((size,), opmath(g.dtype))
     out = jax.vmap(lambda g, j: zero.at[j].add(g.astype(zero.dtype)))(g, j)

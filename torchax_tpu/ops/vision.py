@@ -82,6 +82,10 @@ def _keys(x):
     return np.where(x < 1, near, np.where(x < 2, far, 0))
 
 
+def _lanczos(x):
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
 def _antialias(kernel, taps):
     def weights(size, out, align_corners, scale, real):
         step = _step(size, out, align_corners, scale, real)
@@ -171,7 +175,8 @@ def _all_scales(n, scales, named):
 for _name, _n, _weights in (("upsample_linear1d", 1, _linear), ("upsample_bilinear2d", 2, _linear),
                             ("upsample_trilinear3d", 3, _linear), ("upsample_bicubic2d", 2, _cubic),
                             ("_upsample_bilinear2d_aa", 2, _antialias(_hat, 2)),
-                            ("_upsample_bicubic2d_aa", 2, _antialias(_keys, 4))):
+                            ("_upsample_bicubic2d_aa", 2, _antialias(_keys, 4)),
+                            ("_upsample_lanczos2d_aa", 2, _antialias(_lanczos, 6))):
     _declare_linear(_name, _n, _weights)
 
 
