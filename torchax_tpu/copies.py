@@ -297,7 +297,7 @@ def _pin(cell):
     size = cell.array.shape if cell.array is not None else cell.lazy[0]
     stride = T.contiguous(size) if cell.perm is None else T.permuted_strides(size, cell.perm)
     for attributes in gc.get_referrers(cell):  # the tensors' instance dicts
-        if type(attributes) is dict and attributes.get("_cell") is cell and attributes.get("_view", cell) is None:
+        if type(attributes) is dict and attributes.get("_cell") is cell and attributes.get("_view") is None:
             attributes["_view"] = storage.View(size, stride, 0, memory_dtype(cell))
 
 
