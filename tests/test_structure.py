@@ -14,7 +14,7 @@ ROOT = pathlib.Path(torchax_tpu.__file__).parent
 LAYERS = [
     ["errors", "config"], ["explain", "device_module"], ["device"], ["dtypes"], ["strides"], ["random"], ["registry"], ["dispatch"], ["views"], ["storage"], ["tensor"],
     ["convert"], ["fastpath", "arguments", "overlap"], ["copies", "untyped", "ranges"], ["viewcopies", "indices"], ["routes"],
-    ["methods", "moves", "serialization", "autocast", "fused"], ["jit"], ["tpu"], ["__main__"],
+    ["methods", "moves", "serialization", "autocast", "fused", "sparse_adam"], ["jit"], ["tpu"], ["__main__"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 OPS_MAY = {"dtypes", "registry", "config", "errors"}

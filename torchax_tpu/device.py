@@ -19,7 +19,7 @@ from .errors import backward as _backward
 
 NAME = os.environ.get("TORCHAX_TPU_DEVICE", "jax")
 # What the first use brings in: everything that registers ops or methods.
-HEAVY = ("ops", "copies", "methods", "ranges", "routes", "untyped", "viewcopies", "serialization", "autocast")
+HEAVY = ("ops", "copies", "methods", "ranges", "routes", "untyped", "viewcopies", "serialization", "autocast", "sparse_adam")
 
 
 class Hook(torch._C._acc.PrivateUse1Hooks):
@@ -132,7 +132,7 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "_fused_rms_norm", "matmul.out")
+WHOLE = ("linear", "_fused_rms_norm", "matmul.out", "embedding_sparse_backward")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
 UNDER = ("_copy_from", "_local_scalar_dense")
 

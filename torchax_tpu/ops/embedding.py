@@ -31,6 +31,14 @@ def embedding_dense_backward(grad_output, indices, num_weights, padding_idx, sca
     return _add_rows(grad, index, num_weights, padding_idx, scale_grad_by_freq).astype(grad_output.dtype)
 
 
+@op(aten.embedding_sparse_backward.default)
+def embedding_sparse_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+    # The device holds dense tensors only: the same gradient, dense.
+    if scale_grad_by_freq:
+        raise RuntimeError("embedding_backward: scale_grad_by_freq not supported with sparse gradients")
+    return embedding_dense_backward(grad, indices, num_weights, padding_idx, False)
+
+
 def _add_rows(grad, index, num_weights, padding_idx, scale_grad_by_freq):
     if 0 <= padding_idx < num_weights:
         index = jnp.where(index == padding_idx, num_weights, index)  # out of range: dropped
@@ -176,9 +184,7 @@ def embedding_bag_backward(
     per_sample_weights,
     padding_idx=-1,
 ):
-    if sparse:
-        raise NotImplementedError("embedding_bag: sparse gradients are not supported on this device; use sparse=False")
-    return _dense(
+    return _dense(  # also where sparse gradients are asked for: the device holds dense tensors only
         grad,
         indices,
         offset2bag,
