@@ -1,6 +1,7 @@
 """Storages as objects, pinned memory, and which tensors share what: as on the CPU."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -67,3 +68,83 @@ def test_pinned_memory_is_ordinary_memory(recwarn):
     batch, = loader
     assert batch["x"].tolist() == [[1.0, 1.0]] * 2 and batch["n"].tolist() == [3, 3]
     assert not [w for w in recwarn if "runs on the host" in str(w.message)]
+
+
+def _ptr(t):
+    return t.untyped_storage().data_ptr()
+
+
+def _through(how, objects):
+    if how == "deepcopy":
+        return copy.deepcopy(objects)
+    file = io.BytesIO()
+    torch.save(objects, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["deepcopy", "save"])
+def test_aliases_stay_aliases(how, device):
+    x = torch.arange(6.0, device=device).view(2, 3)
+    a, row, t, again, wide = _through(how, [x, x[1:], x.t(), x, x[:1].expand(2, 3)])
+    assert a is again and len({_ptr(v) for v in (a, row, t, wide)}) == 1 and _ptr(a) != _ptr(x)
+    assert row.storage_offset() == 3 and t.stride() == (1, 3) and wide.stride() == (0, 1) and row.untyped_storage().nbytes() == 24
+    row.fill_(9)
+    assert a.tolist() == [[0.0, 1.0, 2.0], [9.0] * 3] and x[1, 0].item() == 3.0
+    alone = _through(how, x[:, 1:])
+    assert alone.stride() == (3, 1) and alone.storage_offset() == 1 and alone.untyped_storage().nbytes() == 24
+    assert not alone._is_view()
+
+
+@BOTH
+def test_shallow_copies_share(device):
+    x = torch.zeros(2, 3, device=device)
+    x.note = ["kept"]
+    c = copy.copy(x)
+    assert c is not x and _ptr(c) == _ptr(x) and c.note is x.note
+    c.add_(1)
+    assert x.tolist() == [[1.0] * 3] * 2
+    view = copy.copy(x[:, 1:])
+    view.zero_()
+    assert x.tolist() == [[1.0, 0.0, 0.0]] * 2 and view.stride() == (3, 1)
+    p = copy.copy(torch.nn.Parameter(x))
+    assert isinstance(p, torch.nn.Parameter) and p.requires_grad and p.is_leaf and p.grad is None
+
+
+@BOTH
+def test_deep_copies_of_parameters_are_their_values_only(device):
+    p = torch.nn.Parameter(torch.ones(4, device=device)[1:])
+    p.sum().backward()
+    p.note = 1
+    q = copy.deepcopy(p)
+    assert isinstance(q, torch.nn.Parameter) and q.requires_grad and q.grad is None and not hasattr(q, "note")
+    assert q.untyped_storage().nbytes() == 12 and q.tolist() == [1.0] * 3
+    x = torch.ones(2, device=device, requires_grad=True)
+    x.sum().backward()
+    assert copy.deepcopy(x).grad.tolist() == [1.0, 1.0]
+    z = torch.tensor([1 + 2j], device=device).conj()
+    assert not copy.deepcopy(z).is_conj() and copy.deepcopy(z).tolist() == [1 - 2j]
+    with pytest.raises(RuntimeError, match="graph leaves"):
+        copy.deepcopy(x * 2)
+    y, s = copy.deepcopy([x, x.untyped_storage()])
+    assert s.data_ptr() == y.data_ptr()
+
+
+@BOTH
+def test_who_shares_with_whom(device):
+    x = torch.arange(6.0, device=device).view(2, 3)
+    alias = torch._C._is_alias_of
+    assert alias(x, x[1:]) and alias(x, x.detach()) and not alias(x, x.clone()) and not alias(x, torch.ones(2))
+    assert x.is_set_to(x.detach()) and x.is_set_to(x[:]) and not x.is_set_to(x[1:]) and not x.is_set_to(x.clone())
+    before = x.data_ptr()
+    x.add_(1)
+    assert x.data_ptr() == before == x.t().data_ptr() and x[1].data_ptr() == before + 12
+    x.data = torch.ones_like(x)
+    assert x.data_ptr() != before
+    assert x.expand(4, 2, 3).untyped_storage().nbytes() == 24 and (x > 0).untyped_storage().nbytes() == 6
+
+
+def test_a_storage_alone_is_not_saved():
+    with pytest.raises(TypeError, match="save a tensor over it"):
+        torch.save(torch.ones(2, device=DEVICE).untyped_storage(), io.BytesIO())

@@ -263,6 +263,21 @@ def neg_view(self):
     return out
 
 
+# ---------------------------------------------------------------- copy.deepcopy
+
+
+def copy_cell(source, memo):
+    """The copy of a storage in one copy.deepcopy: one for all tensors and storage objects that show it."""
+    cell = memo.get(id(source))
+    if cell is None:
+        cell = storage.Cell(None if source.array is None else storage.cell_array(source), source.wide, source.device)
+        cell.perm, cell.lazy = source.perm, source.lazy
+        if tracing.active is not None:
+            tracing.active.created(cell)
+        memo[id(source)] = cell
+    return cell
+
+
 # ---------------------------------------------------------------- metadata mutation
 
 

@@ -105,6 +105,6 @@ for _name, _method in {
         "__array__": _array, "__jax_array__": _jax_array, "__dlpack__": _dlpack, "__dlpack_device__": _dlpack_device,
         "__tensor_flatten__": _flatten, "__tensor_unflatten__": staticmethod(_unflatten),
         "share_memory_": _share_memory, "is_shared": lambda self: False, "__contains__": _contains,
-        "__deepcopy__": serialization.deepcopy,
+        "__copy__": serialization.shallow_copy, "__deepcopy__": serialization.deepcopy,
         "__reduce_ex__": serialization.reduce_ex}.items():
     setattr(T.Tensor, _name, _method)

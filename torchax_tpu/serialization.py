@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from . import convert, copies, dtypes, storage
+from . import convert, copies, dtypes, storage, untyped
 from . import tensor as T
 from .storage import Cell, View
 
@@ -121,7 +121,7 @@ def storage_from_bytes(data, location):
 
 def tag(obj):
     """torch.save's question: where does a storage live? None if it isn't ours."""
-    return str(obj._on) if isinstance(obj, FileStorage) else None
+    return str(obj.device) if isinstance(obj, (FileStorage, untyped.UntypedStorage)) else None
 
 
 def restore(plain, location):
@@ -179,6 +179,28 @@ def rebuild_with_state(function, args, state):
 # ---------------------------------------------------------------- copy.deepcopy
 
 
+def _twin(tensor, cell):
+    """A leaf with the geometry of ``tensor`` over ``cell``."""
+    size, stride, offset = T.geometry(tensor)
+    out = T._make(type(tensor), size, stride, offset, dtype=tensor.dtype, device=cell.device)
+    out._cell, view = cell, tensor._view
+    out._view = None if view is None else View(view.size, view.stride, view.offset, view.dtype, view.flip)
+    torch._C._set_conj(out, tensor.is_conj())
+    torch._C._set_neg(out, tensor.is_neg())
+    return out
+
+
+def shallow_copy(self):
+    """copy.copy: another leaf over the same storage, with the same attributes."""
+    out = _twin(self, self._cell)
+    if self.requires_grad:
+        out.requires_grad_()
+    if getattr(self, "_is_param", False):
+        out._is_param = True
+    out.__dict__.update(attributes(self))
+    return out
+
+
 def deepcopy(self, memo):
     """A copy with its own storage; tensors that alias each other alias in the copy too."""
     if not self.is_leaf:
@@ -186,27 +208,20 @@ def deepcopy(self, memo):
                            "the moment.")
     if id(self) in memo:
         return memo[id(self)]
-    source = self._cell
-    cell = memo.get(id(source))
-    if cell is None:
-        cell = Cell(None if source.array is None else storage.cell_array(source), source.wide, source.device)
-        cell.perm, cell.lazy = source.perm, source.lazy
-        if storage.tracing.active is not None:
-            storage.tracing.active.created(cell)
-        memo[id(source)] = cell
-    size, stride, offset = T.geometry(self)
-    out = T._make(type(self), size, stride, offset, dtype=self.dtype, device=source.device)
-    out._cell, view = cell, self._view
-    out._view = None if view is None else View(view.size, view.stride, view.offset, view.dtype, view.flip)
-    torch._C._set_conj(out, self.is_conj())
-    torch._C._set_neg(out, self.is_neg())
+    if getattr(self, "_is_param", False):  # torch copies a Parameter's values only
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            out = self.detach().clone(memory_format=torch.preserve_format)
+        out.__class__, out._is_param = type(self), True
+        memo[id(self)] = out.requires_grad_(self.requires_grad)
+        return out
+    out = _twin(self, copies.copy_cell(self._cell, memo))
+    if self.is_conj() or self.is_neg():
+        out = out.resolve_conj().resolve_neg()
     memo[id(self)] = out
     if self.requires_grad:
         out.requires_grad_()
     if self.grad is not None:
         out.grad = copy.deepcopy(self.grad, memo)
-    if getattr(self, "_is_param", False):
-        out._is_param = True
     for name, value in attributes(self).items():
         setattr(out, name, copy.deepcopy(value, memo))
     return out

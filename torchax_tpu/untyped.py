@@ -1,5 +1,7 @@
 """`tensor.untyped_storage()` and `set_`: the storage object that aliases share, and tensors put over it."""
 
+import functools
+
 import torch
 
 from . import copies, dtypes, storage, strides
@@ -89,7 +91,10 @@ class UntypedStorage:
     __copy__ = clone
 
     def __deepcopy__(self, memo):
-        return memo.setdefault(id(self), self.clone())
+        return storage_of(copies.copy_cell(self._cell, memo))
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("a storage on a device can't be pickled or saved by itself: save a tensor over it, or its .cpu()")
 
     def cpu(self):
         """A CPU storage with a copy of the bytes."""
@@ -160,7 +165,11 @@ def typed_storage_of_user(self):
 
 def untyped_storage(self):
     """The storage that this tensor and its aliases share."""
-    cell = self._cell
+    return storage_of(self._cell)
+
+
+def storage_of(cell):
+    """The one storage object of a cell."""
     try:
         return cell.proxy
     except AttributeError:
@@ -212,6 +221,19 @@ def is_set_to(self, tensor):
     return isinstance(tensor, T.Tensor) and self._cell is tensor._cell and T.geometry(self) == T.geometry(tensor)
 
 
+def _by_cell(own):
+    """torch's question about two tensors' storages, asked of the cells."""
+    @functools.wraps(own)
+    def call(a, b):
+        if isinstance(a, T.Tensor) and isinstance(b, T.Tensor):
+            return a._cell is b._cell
+        return own(a, b)
+
+    return call
+
+
+torch._C._is_alias_of = _by_cell(torch._C._is_alias_of)
+torch._C._overlaps = _by_cell(torch._C._overlaps)
 T.Tensor.untyped_storage = untyped_storage
 T.Tensor.storage = typed_storage_of_user
 T.Tensor._typed_storage = typed_storage
