@@ -26,6 +26,8 @@ def checked(func, handler):
     fn = CHECKS.get(func)
     if func in DEFAULTED:
         handler = _defaulted(handler)
+    if func in (aten.cumsum.out, aten.cumprod.out):
+        handler = _in_dtype_of_out(handler)
     if fn is None:
         return handler
 
@@ -46,6 +48,14 @@ DEFAULTED = frozenset({
     aten.rand.default, aten.rand.generator, aten.randn.default, aten.randn.generator, aten.normal.float_float,
     aten.kaiser_window.default, aten.kaiser_window.periodic, aten.kaiser_window.beta})
 _COMPLEX = {torch.float64: torch.complex128, torch.float16: torch.complex32}
+
+
+def _in_dtype_of_out(handler):
+    """Sums without a dtype of their own are made in the dtype of ``out=``."""
+    def run(args, kwargs):
+        return handler(args, kwargs if kwargs.get("dtype") is not None else {**kwargs, "dtype": kwargs["out"].dtype})
+
+    return run
 
 
 def _defaulted(handler):
@@ -246,3 +256,55 @@ def histc(self, bins=100, min=0, max=0, **_):
         raise RuntimeError(f"histc: range of [{min}, {max}] is not finite")
     if min > max:
         raise RuntimeError(f"torch.histc(): max must be larger than min, got [{min}, {max}]")
+
+
+# ---------------------------------------------------------------- dtypes of out=
+
+
+def _out_is(out, *dtypes):
+    if out.dtype not in dtypes:
+        raise RuntimeError(f"Expected out tensor to have dtype {' or '.join(map(str, dtypes))}, but got {out.dtype} instead")
+
+
+@check(aten.gather.out, aten.aminmax.out)
+def _like_self(self, *args, out=None, min=None, max=None, **_):
+    for o in (out, min, max):
+        if isinstance(o, torch.Tensor):
+            _out_is(o, self.dtype)
+
+
+@check(aten.signbit.out, aten.isposinf.out, aten.isneginf.out, aten.isin.Tensor_Tensor_out, aten.isin.Tensor_Scalar_out,
+       aten.isin.Scalar_Tensor_out)
+def _bool_out(*args, out, **_):
+    _out_is(out, torch.bool)
+
+
+@check(aten.all.out, aten.any.out, aten.all.all_out, aten.any.all_out, aten.all.dims_out, aten.any.dims_out)
+def _truth_out(*args, out, **_):
+    _out_is(out, torch.bool, torch.uint8)
+
+
+@check(aten.multinomial.out)
+def _multinomial_out(*args, out, **_):
+    _out_is(out, torch.int64)
+
+
+@check(aten.complex.out)
+def _complex_out(real, imag, *, out):
+    _out_is(out, _COMPLEX.get(real.dtype, torch.complex64))
+
+
+# ---------------------------------------------------------------- parameters of activations and losses
+
+
+@check(aten.softshrink.default, aten.softshrink.out, aten.softshrink_backward.default)
+def softshrink(*args, lambd=0.5, out=None):
+    value = args[-1] if not isinstance(args[-1], torch.Tensor) else lambd
+    if not value >= 0:
+        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {value}.")
+
+
+@check(aten.huber_loss.default, aten.huber_loss.out)
+def huber_loss(self, target, reduction=1, delta=1.0, **_):
+    if not delta > 0:
+        raise RuntimeError(f"huber_loss does not support non-positive values for delta, got {delta}")

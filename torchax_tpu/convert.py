@@ -23,6 +23,8 @@ def cpu_to_numpy(tensor):
         _, middle = _BITS[t.dtype.itemsize]
         return t.view(middle).numpy().view(dtypes.to_jax(t.dtype)) if t.dim() else (
             t.reshape(1).view(middle).numpy().view(dtypes.to_jax(t.dtype)).reshape(()))
+    if t.dim() > 64:
+        raise RuntimeError(f"only tensors with up to 64 dims are supported, got {t.dim()}")
     dtypes.to_jax(t.dtype)  # a clear error for dtypes JAX has not
     return t.numpy()
 

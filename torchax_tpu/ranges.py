@@ -22,7 +22,7 @@ def _arange(start, end, step, dtype, device):
     if dtype is None:
         dtype = torch.int64 if integers else torch.get_default_dtype()
     if step == 0:
-        raise RuntimeError("step must be nonzero")
+        raise ValueError("step must be nonzero")
     if not all(math.isfinite(v) for v in (start, end)):
         raise RuntimeError(f"unsupported range: {start} -> {end}")
     if (step > 0) != (end >= start) and end != start:
@@ -32,6 +32,8 @@ def _arange(start, end, step, dtype, device):
         raise NotImplementedError('"arange" not implemented for torch.bool')
     if want.kind in "iu":
         start, end, step = int(start), int(end), int(step)
+        if step == 0:
+            raise ValueError("step must be nonzero")
         length = -((start - end) // step)
     else:
         length = math.ceil((end - start) / step)

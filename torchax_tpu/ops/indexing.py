@@ -144,7 +144,7 @@ def _along(self, dim, index, source, name):
         if source.size == 1 and index.size == 1 and whole.ndim == 1:
             source = jnp.reshape(source, want)
         if source.shape != want:
-            kind = IndexError if source.ndim != whole.ndim else RuntimeError
+            kind = IndexError if source.ndim != whole.ndim and name != "index_add" else RuntimeError
             raise kind(
                 f"{name}(): source of shape {list(source.shape)} doesn't fit {index.size} slices along dimension "
                 f"{dim} of a tensor of shape {list(self.shape)}"

@@ -267,6 +267,8 @@ def _margins(x, target, p, margin, weight):
 def _check_multi_margin(x, target, p, weight):
     if p not in (1, 2):
         raise RuntimeError("only p == 1 and p == 2 supported")
+    if target.dtype != np.int64:
+        raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
     if target.size != x.shape[0]:
         raise RuntimeError(f"inconsistent target size, expected {x.shape[0]} but got {list(target.shape)}")
     if weight is not None and weight.size != x.shape[1]:
@@ -313,6 +315,8 @@ def _is_target(target, classes):
 def _multilabel(self, target):
     if self.ndim > 2 or target.shape != self.shape:
         raise RuntimeError(f"inconsistent target size: {list(target.shape)} for input of size: {list(self.shape)}")
+    if self.ndim == 1 and not self.size or self.ndim == 2 and not self.shape[1]:
+        raise RuntimeError(f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(self.shape)}")
     compute = opmath(self.dtype)
     x = jnp.reshape(cast(self, compute), (1, -1) if self.ndim < 2 else self.shape)
     is_target, hits = _is_target(jnp.reshape(target, x.shape), x.shape[1])

@@ -19,6 +19,8 @@ def multinomial(key, self, num_samples, replacement=False):
         raise RuntimeError("prob_dist must be 1 or 2 dim")
     if self.dtype.kind in "iub":
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {self.dtype}")
+    if self.shape[-1] > 2**24:
+        raise RuntimeError("number of categories cannot exceed 2^24")
     if num_samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     if not replacement and num_samples > self.shape[-1]:

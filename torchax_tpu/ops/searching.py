@@ -344,6 +344,9 @@ def _float_only(x, name):
 
 def _dd_edges(points, bins, range):
     out = []
+    if len(bins) != points.shape[-1]:
+        raise RuntimeError(f"histogramdd: The size of bins must be equal to the innermost dimension of the input, got {len(bins)} "
+                           f"and {points.shape[-1]}")
     for d, n in enumerate(bins):
         if n <= 0:
             raise RuntimeError(f"torch.histogramdd(): bins {list(bins)} must be positive")
