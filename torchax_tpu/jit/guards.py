@@ -10,8 +10,26 @@ import types
 import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-ANY = object()  # any .grad at entry will do: the function resets it before use
+SET = object()  # some .grad must be there at entry; its value is not used
 _MISSING = object()
+
+
+class Like:
+    """Any .grad at entry that is laid out as this one: the program reads the .grad of the moment."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, grad):
+        self.kind = self._kind(grad)
+
+    @staticmethod
+    def _kind(grad):
+        return tuple(grad.shape), grad.dtype, grad._cell.device, grad._cell.perm
+
+    def fits(self, grad):
+        return grad is not None and grad._view is None and not grad.requires_grad and self._kind(grad) == self.kind
+
+
 _TABLES = ("_modules", "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -20,14 +38,14 @@ class Guards:
 
     Args:
         trace: the finished Trace.
-        grads: (leaf, its .grad at the end, what .grad must be at entry).
+        grads: (leaf, what its .grad must be at entry: None, SET, a Like or that tensor).
         roots: objects the function reaches by arguments, closure and globals.
         arg_cells: ids of cells that are arguments (they may change freely).
         modes: (module, training) of the modules among the roots, at entry.
     """
 
     def __init__(self, trace, grads, roots, arg_cells, modes):
-        self.grads = [(t, entry) for t, _, entry in grads if entry is not ANY]
+        self.grads = grads
         self.tensors = [(t, c, t.requires_grad) for t, c in trace.tensors.values() if id(c) not in arg_cells]
         self.optimizers = list(trace.optimizers.values())
         for seen in self.optimizers:
@@ -92,8 +110,10 @@ class Guards:
             if t.requires_grad is not needs:
                 return f"requires_grad of a tensor of shape {tuple(t.shape)} changed to {t.requires_grad}"
         for tensor, entry in self.grads:
-            if tensor.grad is not entry:
-                return f".grad of a parameter of shape {tuple(tensor.shape)} was {'set' if entry is None else 'replaced'}"
+            grad = tensor.grad
+            if not entry.fits(grad) if type(entry) is Like else grad is None if entry is SET else grad is not entry:
+                how = "set" if entry is None else "reset" if grad is None else "replaced"
+                return f".grad of a parameter of shape {tuple(tensor.shape)} was {how}"
         for seen in self.optimizers:
             if not seen.fits():
                 return f"settings, parameters or state of {type(seen.optimizer).__name__} changed"

@@ -152,6 +152,8 @@ def watching(trace):
     def before(optimizer, args, kwargs):
         if storage.tracing.active is not trace:
             return
+        for group in optimizer.param_groups:
+            trace.gradients.use(group["params"])
         if id(optimizer) not in trace.optimizers:
             trace.optimizers[id(optimizer)] = seen = Seen(optimizer)
             _prepare(optimizer, trace)
@@ -189,12 +191,12 @@ def watching(trace):
 
     def optimizer_zero_grad(self, set_to_none=True):
         if set_to_none and storage.tracing.active is trace:
-            trace.reset.update(id(p) for g in self.param_groups for p in g["params"])
+            trace.gradients.reset(p for g in self.param_groups for p in g["params"])
         return zero_optimizer(self, set_to_none)
 
     def module_zero_grad(self, set_to_none=True):
         if set_to_none and storage.tracing.active is trace:
-            trace.reset.update(id(p) for p in self.parameters())
+            trace.gradients.reset(self.parameters())
         return zero_module(self, set_to_none)
 
     torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad = optimizer_zero_grad, module_zero_grad

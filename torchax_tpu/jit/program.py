@@ -13,7 +13,8 @@ from .. import dtypes, random as streams, storage
 from .. import tensor as T
 from ..storage import Cell
 from .grad import Differentiable, check_history, cut
-from .guards import ANY, Guards
+from .gradients import spare_gradient
+from .guards import Guards
 from .trace import Trace, activate, refuse
 
 
@@ -58,6 +59,7 @@ class Program:
     # ---------------------------------------------------------------- tracing
 
     def _trace(self, trace, function, leaves):
+        trace.gradients.enter_reached([*leaves, *self.roots])
         inner, cuts = cut(leaves, self.given)
         by_id = {id(t): i for given in (leaves, inner) for i, t in enumerate(given) if isinstance(t, T.Tensor)}
         outputs = []
@@ -65,41 +67,35 @@ class Program:
         def traced():
             with activate(trace):
                 flat, self.rebuild = function(inner)
-                self._gradients(trace)
-                check_history(trace, cuts, self.grads)
+                inside = trace.gradients.inside()
+                check_history(trace, cuts, inside)
                 half = Differentiable()
-                grads = half.trace(trace, flat, leaves, cuts) if torch.is_grad_enabled() and not self.grads else []
+                grads = half.trace(trace, flat, leaves, cuts) if torch.is_grad_enabled() and not inside else []
                 results, arrays = self._describe(trace, flat, by_id)
-                del flat
+                self._link(trace, results, flat)
+                ends = trace.gradients.ends()
+                described, more = self._describe(trace, [grad for _, grad in ends], by_id)
+                arrays.update(more)
+                self.grads = [(tensor, r) for (tensor, _), r in zip(ends, described)]
+                held = {id(t._cell) for t in [*flat, *(g for _, g in ends)] if isinstance(t, T.Tensor)} | set(self.arg_cells)
+                entries = {id(grad) for _, grad in trace.gradients.entry.values()}
+                held |= {id(c) for i, (_, c) in trace.tensors.items() if i not in entries}
+                self.conditions, self.grad_inputs = trace.gradients.conditions(held)
+                self.dropped = trace.gradients.dropped()
+                del flat, ends
                 escaped = trace.escaped()
                 self.overwritten = [(by_id.get(id(t)), None if id(t) in by_id else t) for t in trace.overwritten()]
-            self._collect(results, arrays, trace.written(), escaped, outputs)
+            self._collect(results + described, arrays, trace.written(), escaped, outputs)
+            self.results = results
             self.half = half if grads else None
             self.forward_count = len(outputs)
             return outputs + grads
 
         try:
             closed = jax.make_jaxpr(traced)()
-        except BaseException:
-            for tensor, _ in trace.tensors.values():  # what backward left behind is part of no program
-                if tensor.is_leaf and tensor.grad is not None and trace.is_fresh(tensor.grad._cell):
-                    tensor.grad = None
-            raise
         finally:
             trace.restore()
         self._finish(trace, closed)
-
-    def _gradients(self, trace):
-        """(leaf, its .grad at the end, what .grad must be at entry): ANY, None or that tensor."""
-        self.grads = []
-        for tensor, _ in list(trace.tensors.values()):
-            if not (tensor.requires_grad and tensor.is_leaf):
-                continue
-            grad, reset = tensor.grad, id(tensor) in trace.reset
-            if reset:
-                self.grads.append((tensor, grad, ANY))
-            elif grad is not None and (trace.is_fresh(grad._cell) or id(grad._cell) in trace.originals):
-                self.grads.append((tensor, grad, None if trace.is_fresh(grad._cell) else grad))
 
     def _describe(self, trace, flat, by_id):
         results, arrays = [], {}
@@ -119,7 +115,6 @@ class Program:
                 results.append(Result("view", self.arg_cells[id(leaf._cell)], leaf))
             else:
                 results.append(Result("old", leaf._cell, leaf))
-        self._link(trace, results, flat)
         return results, arrays
 
     def _link(self, trace, results, flat):
@@ -147,9 +142,8 @@ class Program:
 
         self.updates = [(c, slot(id(c), c.array), c.perm) for c in written]
         self.births = [(weakref.ref(c), slot(id(c), c.array)) for c in escaped]
-        # Tensors born here that Python objects hold now (other than gradients): the next call meets another world.
-        gradients = {id(g._cell) for _, g, _ in self.grads if g is not None}
-        self.once = any(id(c) not in gradients for c in escaped)
+        # Tensors born here that Python objects hold now (other than as .grad): the next call meets another world.
+        self.once = bool(escaped)
         for r in results:
             if r.kind == "new":
                 key, array, wide, device, perm = arrays[r.what]
@@ -158,7 +152,9 @@ class Program:
                     r.kind, r.what = "old", cell
                 else:
                     r.what = (slot(("result", key), array), wide, device, perm)
-        self.results = results
+        used = [r.what[0] for r in results if r.kind == "new"]
+        self.own = [r.kind == "new" and r.whole and used.count(r.what[0]) == 1 for _, r in self.grads]
+        self.spare = [None] * len(self.grads)
 
     # ---------------------------------------------------------------- compiling
 
@@ -196,17 +192,34 @@ class Program:
             getattr(v.aval, "dtype", None) in dtypes.WIDE for e in closed.jaxpr.eqns for v in e.outvars)
         self.call = jax.jit(pure, donate_argnums=self.donated)
         self.draw_counts = {i: e[2] for i, e in trace.draws.items()}
-        self.guards = Guards(trace, self.grads, self.roots, self.arg_cells, self.modes)
+        for _, grad in self.grad_inputs:
+            trace.tensors.pop(id(grad), None)
+        self.guards = Guards(trace, self.conditions, self.roots, self.arg_cells, self.modes)
         self.arg_sources = [(i, self.arg_cells[id(s.what)]) for i, s in enumerate(self.sources)
                             if s.kind == "cell" and id(s.what) in self.arg_cells]
         self.arg_updates = {slot: self.arg_cells[id(c)] for c, slot, _ in self.updates if id(c) in self.arg_cells}
         for i, _ in self.arg_sources:
             self.sources[i] = _Argument(self.sources[i])
+        self._read_gradients_by_leaf(trace)
         self.updates = [u for u in self.updates if u[1] not in self.arg_updates]
         if self.half is not None:
             self.half.split(self.pure, self.avals, self.half_unknown, self.forward_count, self.wide)
             self.sources = [s for s in self.sources if s.kind != "cotangent"]
         self.trace = self.roots = None
+
+    def _read_gradients_by_leaf(self, trace):
+        """Let a .grad that the program uses be the one of the moment, whichever tensor that is."""
+        leaves = {id(grad._cell): tensor for tensor, grad in self.grad_inputs}
+        grads = {id(grad): tensor for tensor, grad in self.grad_inputs}
+        self.grad_sources = [(i, leaves[id(s.what)]) for i, s in enumerate(self.sources)
+                             if s.kind == "cell" and id(s.what) in leaves]
+        self.grad_updates = [(leaves[id(c)], slot, perm) for c, slot, perm in self.updates if id(c) in leaves]
+        self.updates = [u for u in self.updates if id(u[0]) not in leaves]
+        self.grads_overwritten = [grads[id(t)] for _, t in self.overwritten if id(t) in grads]
+        self.overwritten = [e for e in self.overwritten if id(e[1]) not in grads]
+        for i, _ in self.grad_sources:
+            self.sources[i] = _Argument(self.sources[i])
+        self.grad_inputs = [tensor for tensor, _ in self.grad_inputs]
 
     # ---------------------------------------------------------------- running
 
@@ -227,10 +240,17 @@ class Program:
                 values.append(s.what() if s.kind == "value" else None)
         for i, a in self.arg_sources:
             values[i] = storage.cell_array(leaves[a]._cell)
+        for i, leaf in self.grad_sources:
+            values[i] = storage.cell_array(leaf.grad._cell)
         return values
 
     def run(self, leaves):
         self.spent = self.once
+        for tensor in self.dropped:  # as zero_grad() does at the start: the memory is free for the program
+            tensor.grad = None
+        for i, (_, r) in enumerate(self.grads):
+            if self.spare[i] is not None:
+                self.spare[i] = spare_gradient(self.spare, i, r.geometry[0])
         flat = self._execute(leaves) if self.half is None else self.half.run(self, leaves)
         for i, r, base in self.linked:
             flat[i] = (leaves[r.what] if base is None else base).as_strided(*r.geometry)
@@ -257,6 +277,12 @@ class Program:
             cell = leaves[a]._cell
             cell.array = out[slot]
             cell.version += 1
+        for leaf, slot, perm in self.grad_updates:
+            cell = leaf.grad._cell
+            cell.array, cell.perm = out[slot], perm
+            cell.version += 1
+        if self.grads_overwritten:
+            torch.autograd.graph.increment_version([leaf.grad for leaf in self.grads_overwritten])
         for ref, slot in self.births:
             cell = ref()
             if cell is not None:
@@ -264,12 +290,19 @@ class Program:
                 cell.version += 1
         if self.overwritten:
             torch.autograd.graph.increment_version([leaves[i] if t is None else t for i, t in self.overwritten])
-        for tensor, grad, _ in self.grads:
-            if tensor.grad is not grad:
-                tensor.grad = grad
         for index, n in self.draw_counts.items():
             streams.stream(index).counter += n
         made = {}
+        for i, (tensor, r) in enumerate(self.grads):  # a new tensor if somebody holds the .grad of the last call
+            grad = self.spare[i]
+            if grad is None:
+                grad = self._result(r, out, leaves, made)
+                self.spare[i] = grad if self.own[i] else None
+            else:
+                cell = grad._cell
+                cell.array, cell.perm = out[r.what[0]], r.what[3]
+                cell.version += 1
+            tensor.grad = grad
         return [self._result(r, out, leaves, made) for r in self.results]
 
     def _result(self, r, out, leaves, made):

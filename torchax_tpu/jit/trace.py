@@ -19,6 +19,7 @@ import torch
 
 from .. import convert, random as streams, storage
 from ..errors import TraceError
+from .gradients import Gradients
 
 
 class Source:
@@ -53,7 +54,7 @@ class Trace:
         self.plain = []  # tensors that required no gradient when they were met
         self.counters = []  # (object, its attributes, the numbers among them when it was met)
         self.cpu_random = torch.random.default_generator.get_state()
-        self.reset = set()  # ids of tensors whose .grad the function itself resets before use
+        self.gradients = Gradients(self)
         self.modules = {}  # id(module) -> (module, training)
         self.optimizers = {}
         self.numbers = {}  # tagged float -> tracer
@@ -105,6 +106,7 @@ class Trace:
         """A tensor from outside is read: remember it for the checks of later calls."""
         if id(tensor) not in self.tensors and not self.is_fresh(tensor._cell):
             self.tensors[id(tensor)] = (tensor, tensor._cell)
+            self.gradients.enter(tensor)
             if not tensor.requires_grad:
                 self.plain.append(tensor)
             elif not tensor.is_leaf and tensor._is_view():
@@ -207,9 +209,10 @@ class Trace:
                           "them on the device (device=...), or outside.", stacklevel=2)
 
     def restore(self):
-        """Give every persistent cell back what it held before the trace."""
+        """Give every persistent cell and .grad back what it held before the trace."""
         for cell, array, perm, lazy in self.originals.values():
             cell.array, cell.perm, cell.lazy = array, perm, lazy
+        self.gradients.close()
 
 
 @contextlib.contextmanager
