@@ -86,6 +86,46 @@ def test_moving_keeps_the_parameter_objects():
     assert not torch.equal(m.weight.detach().cpu(), before)
 
 
+def plus_one(x, queue):
+    queue.put(x + 1)
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_tensors_go_to_other_processes_and_back(context):
+    mp = torch.multiprocessing.get_context(context)
+    queue = mp.Queue()
+    x = torch.arange(3.0, device=DEVICE, dtype=torch.float64)
+    process = mp.Process(target=plus_one, args=(x, queue))
+    process.start()
+    y = queue.get(timeout=120)
+    process.join()
+    assert y.device.type == DEVICE and y.dtype is torch.float64 and y.tolist() == [1.0, 2.0, 3.0]
+
+
+class Held(torch.utils.data.Dataset):
+    """A dataset whose tensor lives on the device."""
+
+    def __init__(self):
+        self.x = torch.arange(4.0, device=DEVICE)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+
+def test_a_dataset_on_the_device():
+    held = Held()
+    for how in ({}, {"num_workers": 1, "multiprocessing_context": "spawn", "timeout": 120}):
+        batches = list(torch.utils.data.DataLoader(held, batch_size=2, **how))
+        assert [b.device.type for b in batches] == [DEVICE] * 2 and [b.tolist() for b in batches] == [[0.0, 1.0], [2.0, 3.0]]
+    with pytest.raises(RuntimeError, match="multiprocessing_context='spawn'"):
+        list(torch.utils.data.DataLoader(held, num_workers=1, multiprocessing_context="fork", timeout=120))
+    with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
+        list(torch.utils.data.DataLoader(held, pin_memory=True))
+
+
 class OnDevice(torch.utils.data.Dataset):
     """Items live on the device already in the worker."""
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 import torch
 
-from . import convert, copies, dtypes, storage, untyped
+from . import convert, copies, device, dtypes, storage, untyped
 from . import tensor as T
 from .storage import Cell, View
 
@@ -111,7 +111,8 @@ def outgoing(cell):
 
 
 def storage_from_bytes(data, location):
-    """Unpickle a storage; imports this package in the process that does it."""
+    """Unpickle a storage; imports this package and brings the device up in the process that does it."""
+    device.load()
     plain = torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage() if data else torch.UntypedStorage(0)
     return FileStorage.tag(plain, T.place(location))
 
