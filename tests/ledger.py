@@ -72,9 +72,29 @@ TOLERANCES |= {
     ("forward", "matrix_exp", "float32"): (1e-5, 0.1, _EXPM),
     ("grad", "matrix_exp", "float32"): (1e-5, 0.02, _EXPM),
 }
+_SPARSE = "torchax_tpu holds dense tensors only; sparse layouts stay on the CPU"
+_CHALF = "JAX has no complex32: a TypeError names the dtypes it has"
+_TWISTED = "CPU torch writes a strided out= as if it were contiguous; the device writes what the functional form gives"
 EXPECTED_FAILURES |= {
-    ("forward", "linalg.eigh", "float32"): "signs of eigenvectors are free; MKL and OpenBLAS differ (see test_linalg.py)",
+    ("forward", "matrix_exp", "bfloat16"): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
+    ("out", "nn.functional.avg_pool3d", "float32"): _TWISTED,
+    ("out", "narrow_copy", "float32"): _TWISTED,
+    ("out", "nn.functional.linear", "float32"): _TWISTED,
+    ("out", "normal", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
+    ("out", "normal.number_mean", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
+    ("errors", "multinomial", "float32"): "negative or infinite weights are values: a compiled program can't raise; the draws are -1",
+    ("errors", "narrow_copy", "float32"): "an internal assert of torch CPU (RuntimeError) where the device says IndexError, as narrow does",
 }
+for _dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool"):
+    for _mode in ("forward", "grad", "gradgrad", "forward_ad", "noncontiguous", "jit", "func_grad"):
+        EXPECTED_FAILURES |= {
+            (_mode, "to_sparse", _dtype): _SPARSE,
+            (_mode, "sparse.sampled_addmm", _dtype): _SPARSE,
+            (_mode, "sparse.mm.reduce", _dtype): _SPARSE,
+            (_mode, "chalf", _dtype): _CHALF,
+            (_mode, "tensor_split", _dtype): "torch wants the split points on the CPU for every device, and says so",
+        }
+TOLERANCES["grad", "erfinv", "float32"] = (1e-5, 1e-5, "exp(y * y) magnifies the last bit of y = erfinv(x) near 1")
 
 
 def tolerance(mode, name, dtype):

@@ -35,6 +35,16 @@ SHAPES_ONLY = frozenset("""empty empty_like empty_permuted empty_strided new_emp
 
 # Where values tie, which of their indices comes back is free: name -> position of ``dim`` among the arguments.
 TIES = {"sort": 0, "argsort": 0, "topk": 1, "kthvalue": 1}
+
+
+def _rebuilt(u, s, vh):
+    k = s.shape[-1]
+    return s, (u[..., :k] * s.unsqueeze(-2)) @ vh[..., :k, :]
+
+
+# Factors that are free up to signs, phases or a basis: what of them is compared.
+FREE = {"svd": lambda out: _rebuilt(out[0], out[1], out[2].mH), "linalg.svd": lambda out: _rebuilt(*out),
+        "linalg.eigh": lambda out: (out[0], out[1].abs()), "linalg.eig": lambda out: (out[0], out[1].abs())}
 # Whole channels are dropped together: fewer independent draws than values.
 _CLUSTERED = frozenset({"nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout.with_train"})
 
@@ -433,6 +443,9 @@ def check(mode, op, dtype, rtol=None, atol=None, limit=None, spread=False):
                 assert_same_distribution([got, *(_attempt(lambda: run(op, s, to_device(clone_sample(s)), dtype, i)) for _ in more)],
                                          [ref, *(_attempt(lambda: run(op, s, clone_sample(s), dtype, i)) for _ in more)],
                                          slack=4 if name in _CLUSTERED else 1)
+            elif name in FREE and run in (_forward, _jit, *RUNS["noncontiguous"][0]):
+                assert_shapes(got, ref)
+                assert_same(*map(FREE[name], (got, ref)), rtol, atol)
             elif name in TIES and run in (_forward, _jit) and not s.kwargs.get("stable"):
                 assert_same_but_ties(name, s, got, ref)
             else:

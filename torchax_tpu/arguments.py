@@ -76,22 +76,25 @@ def _defaulted(handler):
 
 _INTEGERS = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)}
-_FLOATS = {d: torch.finfo(d).max for d in (torch.float16, torch.bfloat16, torch.float32)}
+_REAL = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def fits(value, dtype):
-    """RuntimeError if a number can't be held by ``dtype``; negative numbers wrap in unsigned ones, as in torch."""
+    """RuntimeError if a number can't be held by ``dtype``, as torch sees it: negative numbers wrap in unsigned
+    types, and half types go to infinity without a word."""
     bounds = _INTEGERS.get(dtype)
+    real = dtype in _REAL
+    if type(value) is complex and (bounds is not None or real):
+        value = value.real if value.imag == 0 else None
+    if value is None:
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: it is complex")
     if bounds is not None:
-        if type(value) is complex:
-            value = value.real if value.imag == 0 else math.nan
         low, high = bounds
         if not (-high if low == 0 else low) <= value <= high:
             raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
-    elif type(value) is not complex:
-        top = _FLOATS.get(dtype)
-        if top is not None and top < abs(value) < math.inf:
-            raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
+    elif dtype is torch.float32 and _FLOAT32_MAX < abs(value) < math.inf:
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
 
 
 @check(aten.fill_.Scalar, aten.fill.Scalar)
@@ -103,6 +106,12 @@ def fill_(self, value):
 def full(size, fill_value, *, dtype=None, **_):
     if dtype is not None:
         fits(fill_value, dtype)
+
+
+@check(aten.scalar_tensor.default)
+def scalar_tensor(s, *, dtype=None, **_):
+    if dtype is not None:
+        fits(s, dtype)
 
 
 @check(aten.full_like.default)

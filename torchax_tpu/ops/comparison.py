@@ -112,12 +112,12 @@ def clamp(self, min=None, max=None):
     return self if max is None else jnp.minimum(self, max)
 
 
-@op(aten.clamp_min.default, aten.clamp_min.Tensor, dtype=Only(promote_exact, "iuf"), layout="elementwise")
+@op(aten.clamp_min.default, aten.clamp_min.Tensor, dtype=Only(promote_exact, "biuf"), layout="elementwise")
 def clamp_min(self, min):
     return jnp.maximum(self, min)
 
 
-@op(aten.clamp_max.default, aten.clamp_max.Tensor, dtype=Only(promote_exact, "iuf"), layout="elementwise")
+@op(aten.clamp_max.default, aten.clamp_max.Tensor, dtype=Only(promote_exact, "biuf"), layout="elementwise")
 def clamp_max(self, max):
     return jnp.minimum(self, max)
 

@@ -1,6 +1,7 @@
 """List ops without an element twin; all other `_foreach_` overloads are derived (routes.foreach_op)."""
 
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from ..dtypes import cast, opmath, promote_exact, to_jax
@@ -56,12 +57,16 @@ def foreach_max(self):
     return [jnp.max(a) for a in self]
 
 
+def _real(dtype):
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+
+
 def _powers(a, ord, dtype):
     """(|a| ** ord summed, in the accumulation dtype; result dtype), for a float or complex tensor."""
     if kind(a) not in "fc":
         raise RuntimeError(f"foreach_norm: expected floating point or complex tensors, got {a.dtype}")
     size = jnp.abs(a)
-    result = size.dtype if dtype is None else to_jax(dtype)
+    result = _real(size.dtype if dtype is None else to_jax(dtype))
     x = cast(size, opmath(result))
     if ord == 2:
         return jnp.sum(x * x), result
@@ -73,13 +78,15 @@ def _powers(a, ord, dtype):
 
 
 def _norm(a, ord, dtype):
+    if kind(a) not in "fc":
+        raise RuntimeError(f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {a.dtype}")
     if ord in (float("inf"), float("-inf")):
         size = jnp.abs(a)
         if not a.size:
             raise RuntimeError("_foreach_norm cannot compute the infinity norm on an empty tensor because the operation "
                                "does not have an identity")
         out = jnp.max(size) if ord > 0 else jnp.min(size)
-        return out if dtype is None else cast(out, dtype)
+        return out if dtype is None else cast(out, _real(to_jax(dtype)))
     total, result = _powers(a, ord, dtype)
     root = total if ord in (0, 1) else jnp.sqrt(total) if ord == 2 else jnp.power(total, cast(1 / ord, total.dtype))
     return cast(root, result)

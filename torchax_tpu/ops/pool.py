@@ -255,6 +255,8 @@ def max_pool3d_with_indices_backward(grad_output, self, kernel_size, stride, pad
 
 def _adaptive_max(self, n, output_size):
     output_size = _spread(output_size, n)
+    if min(output_size) < 0:
+        raise RuntimeError(f"adaptive_max_pool{n}d: output size {list(output_size)} has a negative dimension")
     if self.ndim not in (n + 1, n + 2) or 0 in self.shape[-n - 1:]:
         raise RuntimeError(f"adaptive_max_pool{n}d: expected a {n + 1}D or {n + 2}D input with non-zero sizes, got "
                            f"{list(self.shape)}")

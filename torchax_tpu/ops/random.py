@@ -6,6 +6,7 @@ import numpy as np
 
 from ..dtypes import cast, default_float, opmath, to_jax
 from ..registry import aten, op
+from ._pointwise import kind
 
 
 def _float(dtype):
@@ -113,8 +114,9 @@ _MANTISSA = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
 def _between(key, self, low, high):
     dtype = np.dtype(self.dtype)
     unit = _uniform(key, self.shape, dtype)
-    if dtype.kind == "c":
-        return unit
+    if dtype.kind == "c":  # both parts from the range
+        low, high = cast(low, unit.real.dtype), cast(high, unit.real.dtype)
+        return unit * (high - low) + jax.lax.complex(low, low)
     compute = opmath(dtype)
     low, high = cast(low, compute), cast(high, compute)
     out = cast(cast(unit, compute) * (high - low) + low, dtype)
@@ -127,13 +129,20 @@ def uniform(key, self, low=0.0, high=1.0):  # ATen's names are from (a keyword o
     return _between(key, self, low, high)
 
 
+def _both_parts(mean, dtype):
+    """The mean of complex numbers: torch takes a real one for either part."""
+    return cast(mean, dtype) * (1 + 1j) if np.dtype(dtype).kind == "c" else mean
+
+
 @op(aten.normal_.default, random=True, shape_only=("self",))
 def normal_(key, self, mean=0.0, std=1.0):
+    mean = _both_parts(mean, self.dtype)
     return _gauss(key, self.shape, np.dtype(self.dtype), mean, std)
 
 
 @op(aten.normal_functional.default, random=True, shape_only=("self",))
 def normal_functional(key, self, mean=0.0, std=1.0):
+    mean = _both_parts(mean, self.dtype)
     return _gauss(key, self.shape, np.dtype(self.dtype), mean, std)
 
 
@@ -260,5 +269,6 @@ def native_dropout(key, input, p, train=None):
 
 @op(aten.native_dropout_backward.default)
 def native_dropout_backward(grad_output, mask, scale):
-    compute = opmath(grad_output.dtype)
-    return cast(jnp.where(mask, cast(grad_output, compute) * cast(scale, compute), cast(0.0, compute)), grad_output.dtype)
+    result = grad_output.dtype if kind(grad_output) in "fc" else default_float()
+    compute = opmath(result)
+    return cast(jnp.where(mask, cast(grad_output, compute) * cast(scale, compute), cast(0.0, compute)), result)
