@@ -111,12 +111,17 @@ def torch_loss(logits, target):
     return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def torch_step(model, optimizer):
+def torch_step(model, optimizer, keep_grads=True):
+    """A train step that resets gradients first and leaves them in p.grad, or resets them last and leaves none."""
+
     def step(x, y):
-        optimizer.zero_grad()
+        if keep_grads:
+            optimizer.zero_grad()
         loss = torch_loss(model(x), y)
         loss.backward()
         optimizer.step()
+        if not keep_grads:
+            optimizer.zero_grad()
         return loss.detach()
 
     return step
@@ -219,7 +224,9 @@ def jax_optimizer(kind):
     return lambda p: {"t": jnp.zeros((), jnp.float32), "m": zeros(p), "v": zeros(p)}, adamw
 
 
-def jax_step(forward, update):
+def jax_step(forward, update, keep_grads=False):
+    """A train step; with ``keep_grads`` it also returns the gradients, as torch leaves them in p.grad."""
+
     def loss_of(p, s, x, y):
         logits, s = forward(p, s, x, True)
         logp = jax.nn.log_softmax(logits.reshape(-1, logits.shape[-1]))
@@ -228,7 +235,7 @@ def jax_step(forward, update):
     def step(p, s, o, x, y):
         (loss, s), g = jax.value_and_grad(loss_of, has_aux=True)(p, s, x, y)
         p, o = update(p, g, o)
-        return p, s, o, loss
+        return (p, s, o, loss, g) if keep_grads else (p, s, o, loss)
 
     return step
 
