@@ -271,7 +271,7 @@ def _writer(key, moving, perm, dtype):
 
 def _bits(array, dtype):
     flat = jnp.reshape(array, (-1,))
-    if flat.dtype.kind == "c" and dtype.kind != "c":
+    if flat.dtype.kind == "c" and flat.dtype != dtype:
         flat = jnp.reshape(jnp.stack([flat.real, flat.imag], -1), (-1,))
     if flat.dtype == dtype:
         return flat
