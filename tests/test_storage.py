@@ -569,3 +569,47 @@ def test_select_in_a_loop_compiles_once():
     for i in range(16):
         assert x[i].cpu()[0] == 3 * i and (x[i] + 1).cpu()[0] == 3 * i + 1
     assert not compiles
+
+
+# ---------------------------------------------------------------- the short ways through an op
+
+
+def test_short_ways_read_what_is_there():
+    """Ops whose program slices a view by itself: other offsets, other shapes, writes in between, two views at once."""
+    def run(device):
+        out = []
+        for n in (6, 8):
+            x = torch.arange(n * 4.0, device=device).reshape(n, 4)
+            for i in range(3):
+                out += [x[i: i + 2] + 1, x[i: i + 2] * x[i + 1: i + 3], x[i] - x[i + 1, 1], x[:4, 1] * x[2], x[1 + i:].sum(0)]
+                x[i] += 1
+                view = x[i: i + 2]
+                out += [view + 1, view + 1, view + 1]
+                x.mul_(2)
+                out += [view + 1, torch.softmax(view, -1), view.t() + 1, torch.cat([view, x])]
+                index = torch.arange(2, device=device)
+                out += [x[index], index + index, index[:1] + 1, view[index], x[:, index]]
+        return [t.cpu() for t in out]
+
+    for ours, ref in zip(run("jax"), run("cpu")):
+        torch.testing.assert_close(ours, ref)
+
+
+@pytest.mark.parametrize("key", [0, slice(1, 3), ..., None, (slice(None), 1), (1, 2), (..., slice(0, 2)), ()], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64], ids=str)
+def test_numbers_assigned(key, dtype):
+    """x[key] = number in every dtype, also where the dtype can't hold it."""
+    for value in (0, 1, -1, 3, 300, 0.5, 1e6, float("nan"), True, 1j):
+        results = []
+        for device in ("jax", "cpu"):
+            x = torch.zeros(4, 5, dtype=dtype, device=device)
+            try:
+                x[key] = value
+                results.append(x.cpu())
+            except (RuntimeError, TypeError) as error:
+                results.append(type(error))
+        ours, ref = results
+        if isinstance(ref, type):
+            assert ours == ref, (value, ours, ref)
+        else:
+            torch.testing.assert_close(ours, ref, equal_nan=True, msg=lambda m, v=value: f"{v}: {m}")

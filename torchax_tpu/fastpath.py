@@ -1,39 +1,43 @@
-"""The shortest way through an eager op: narrow tensors and plain static arguments in, tensors out.
+"""The shortest way through an eager op: tensors and plain arguments in, tensors out.
 
-For each op and number of positional arguments a small function is generated which has the
-loop over arguments unrolled. It only looks up a program that the general handler has built and
-calls it; whatever is unusual (64-bit, keyword arguments, a trace, an error, ...) goes to the
-general handler, so both build the same cache keys.
+For each op and number of positional arguments two small functions are generated, with the loop over
+arguments unrolled. "fast" takes whole row-major tensors of 32 bits and less; "viewed" takes views, 64-bit
+tensors and lists as well. Both only look up a program that the general handler has built and call it;
+whatever is unusual (keyword arguments, a trace, an error, ...) goes to the general handler, so all build the
+same cache keys.
 """
 
+import jax
 import torch
 
 from . import dispatch, dtypes, storage
 from . import tensor as T
-from .registry import SCALAR, STATIC, TENSOR
+from .registry import SCALAR, STATIC, TENSOR, TENSORS
 from .storage import Cell, tracing
 
 
 def make(op, general):
     """A handler for ``op`` that tries the short way first, or ``general`` where there is none."""
     kinds = op.positional_kinds()
-    plain = (op.jit and not (op.random or op.host or op.shape_only or op.inline) and op.wide is not True
-             and kinds and kinds[0] == TENSOR)
+    plain = (op.jit and not (op.random or op.host or op.shape_only or op.inline) and kinds
+             and (kinds[0] == TENSOR or kinds[0] == TENSORS and SCALAR not in kinds))
     finish = _finish(op)
     if not plain or finish is None:
         return general
-    optional = [str(a.type).startswith("Optional") for a in op.overload._schema.arguments if not a.kwarg_only]
+    arguments = [a for a in op.overload._schema.arguments if not a.kwarg_only]
+    optional = [str(a.type).startswith("Optional") for a in arguments]
+    usual = sum(not a.has_default_value() for a in arguments)  # torch leaves out trailing defaults
     table = {}
 
-    def handler(args, kwargs):
-        if kwargs or tracing.active is not None:
-            return general(args, kwargs)
-        fn = table.get(len(args))
+    def other(args):
+        """Calls with another number of arguments."""
+        n = len(args)
+        fn = table.get(n)
         if fn is None:
-            fn = table[len(args)] = _generate(op, general, finish, kinds[: len(args)], optional)
-        return fn(args)
+            fn = table[n] = _generate(op, general, None, finish, kinds[:n], optional)
+        return fn(args, {})
 
-    return handler
+    return _generate(op, general, other, finish, kinds[:usual], optional)
 
 
 def _finish(op):
@@ -48,45 +52,60 @@ def _finish(op):
     if op.mutates or any(str(r.type) != "Tensor" for r in returns):
         return None
     if len(returns) == 1:
-        return ("dtype, wide = WRAP[out.dtype]",
-                "tensor = make(Tensor, out.shape, dtype=dtype, device=device)",
+        return ("aval = out.aval",
+                "dtype, wide = WRAP[aval.dtype]",
+                "tensor = make(Tensor, aval.shape, None, None, None, dtype, strided, device)",
                 "tensor._cell = Cell(out, wide, device)",
-                "tensor._view = None",
                 "return tensor")
     return ("return finish_many(out, None, None, device)",)
 
 
-def _generate(op, general, finish, kinds, optional):
-    """The function for ``len(kinds)`` positional arguments: straight code, and a variant that takes views."""
-    scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "general": general,
-             "read": storage.read, "write": storage.write, "scalars": dispatch._scalars[0], "get": op.cache.get,
-             "dtype_type": torch.dtype, "finish_many": T._finish_many, "fusible": storage.fusible,
-             "start": storage._start, "BOOL": dispatch._BOOL, "contiguous": T.contiguous}
-    lists = any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
-    variants = (("viewed", True), ("fast", lists))
-    for name, listed in variants:
-        lines = _source(name, op, finish, kinds, optional, listed)
+def _generate(op, general, other, finish, kinds, optional):
+    """The handler for ``len(kinds)`` positional arguments, others go to ``other``: "fast", with "viewed" behind it."""
+    scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "strided": torch.strided,
+             "general": general, "elsewhere": other, "tracing": tracing, "read": storage.read, "write": storage.write,
+             "scalars": dispatch._scalars[0], "tables": dispatch._scalars, "get": op.cache.get,
+             "dtype_type": torch.dtype, "finish_many": T._finish_many, "fusible": storage.fusible, "x64": jax.enable_x64,
+             "start_arrays": storage.start_arrays, "BOOL": dispatch._BOOL}
+    only = op.wide is True or TENSORS in kinds
+    for name in ("viewed",) if only else ("viewed", "sliced", "fast"):
+        lines = _source(name, op, finish, kinds, optional, entry=name == "fast" or only)
         if lines is None:
-            return lambda args: general(args, {})
+            return general
         exec("\n".join(lines), scope)  # noqa: S102  (the text is made from the op's schema alone)
-    return scope["fast"]
+    return scope["viewed" if only else "fast"]
 
 
-_GIVE_UP = "return general(args, {})"
+_GIVE_UP = "return general(args, kwargs)"
 
 
-def _source(name, op, finish, kinds, optional, listed):
-    n = len(kinds)
-    lines = [f"def {name}(args):", "    " + ", ".join(f"a{i}" for i in range(n)) + ", = args"]
+def _source(name, op, finish, kinds, optional, entry):
+    n, viewed, sliced = len(kinds), name == "viewed", name == "sliced"
+    listed = viewed or any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
+    if sliced:  # a0 is a view: "fast" has looked
+        lines = [f"def {name}(args, kwargs, cell, view):"]
+    else:
+        lines = [f"def {name}(args, kwargs):"]
+    if entry:
+        lines += ["    if kwargs or tracing.active is not None:", "        return general(args, kwargs)"]
+    lines += ["    try:", "        " + ", ".join(f"a{i}" for i in range(n)) + ", = args", "    except ValueError:",
+              "        return elsewhere(args)"]
     if listed:
-        lines += ["    arrays = []", "    key = ()", *(["    marked = []"] if name == "viewed" else ())]
+        lines += ["    arrays = []", f"    key = ({n},)"]
+    if viewed:
+        lines += [f"    wide = {op.wide is True}", *(f"    f{i} = None" for i, k in enumerate(kinds) if k == TENSOR)]
     arrays, key = [], []
     for i, kind in enumerate(kinds):
         if kind == TENSOR:
-            lines += _tensor(i, op, optional[i], listed, views=name == "viewed")
+            lines += _slice(op, listed) if sliced and not i else _tensor(i, op, optional[i], listed, viewed)
             arrays.append(f"x{i}")
+            if sliced and not i:
+                arrays.append("*starts")
+                key += ["0", "token", "None"]
+        elif kind == TENSORS:
+            lines += _tensors(i)
         elif kind == SCALAR:
-            lines += _number(i, listed, "if")
+            lines += _number(i, listed, viewed, "if")
             arrays.append(f"x{i}")
         elif kind == STATIC:
             lines += [f"    k{i} = a{i}", f"    t = type(a{i})", "    if t is list:", f"        k{i} = tuple(a{i})",
@@ -97,50 +116,92 @@ def _source(name, op, finish, kinds, optional, listed):
         else:
             return None
     if listed:
-        lines.append(f"    program = get(({n}, *key) if key else {n})")
+        lines.append(f"    program = get(key if len(key) > 1 else {n})")
     else:
         lines.append(f"    program = get(({n}, {', '.join(key)}))" if key else f"    program = get({n})")
-    mark = ["    for view, version in marked:", "        view.fused = version"] if name == "viewed" else []
-    lines += ["    if program is None:", f"        {_GIVE_UP}", *mark, "    try:",
-              f"        out = program.call({'*arrays' if listed else ', '.join(arrays)})",
-              "    except Exception:", f"        {_GIVE_UP}"]
+    call = f"out = program.call({'*arrays' if listed else ', '.join(arrays)})"
+    lines += ["    if program is None:", f"        {_GIVE_UP}"]
+    if viewed:  # views read inside this program: the next reader keeps a copy
+        lines += [f"    if f{i} is not None:\n        f{i}.fused = v{i}" for i, k in enumerate(kinds) if k == TENSOR]
+    elif sliced:
+        lines.append("    view.fused = version")
+    lines.append("    try:")
+    if viewed:
+        lines += ["        if wide:", "            with x64(True):", f"                {call}", "        else:", f"            {call}"]
+    elif sliced and not listed:  # unpacking costs more than asking
+        lines += ["        if len(starts) == 1:", f"            {call.replace('*starts', 'starts[0]')}", "        else:",
+                  f"            {call}"]
+    else:
+        lines.append(f"        {call}")
+    lines += ["    except Exception:", f"        {_GIVE_UP}"]
     return lines + ["    " + line for line in finish]
 
 
-def _tensor(i, op, optional, listed, views):
-    a, cell = f"a{i}", "cell" if i == 0 else "other"
-    lines = [f"    if type({a}) is Tensor:", f"        {cell} = {a}._cell",
-             f"        if {cell}.wide or {cell}.perm is not None{' or other.device is not device' if i else ''}:",
-             f"            {_GIVE_UP}"]
-    if i == 0:
-        lines.append("        device = cell.device")
-    lines.append(f"        x{i} = {cell}.array")
-    if views:
-        lines += [f"        view = {a}._view", f"        if x{i} is None:", f"            {_GIVE_UP}",
-                  "        if view is None:", f"            arrays.append(x{i})"]
+def _slice(op, listed):
+    """Lines for a first argument that is a view which was read before, of this or another tensor with its geometry."""
+    lines = ["    g = view.geometry", f"    if g is None{' or not g.dense' if op.layout else ''}:", "        return viewed(args, kwargs)",
+             "    device, x0, version = cell.device, cell.array, cell.version", "    aval, plan = g.reading",
+             "    if plan is None or aval is not x0.aval or view.version == version or view.fused == version:",
+             "        return viewed(args, kwargs)", "    token, starts = plan.token, plan.start_arrays or start_arrays(plan)"]
+    if op.wide == "int":
+        lines += ["    if x0.dtype.kind in 'iub':", "        return viewed(args, kwargs)"]
+    return lines + (["    key += (0, token, None)", "    arrays += (x0, *starts)"] if listed else [])
+
+
+def _tensor(i, op, optional, listed, viewed):
+    a, cell, x = f"a{i}", "cell" if i == 0 else "other", f"x{i}"
+    lines = [f"    if type({a}) is Tensor:", f"        {cell} = {a}._cell"]
+    if i:
+        refused = [f"{cell}.perm is not None", "other.device is not device"]
+        if op.mutates:  # an input that shares memory with what is written
+            refused.append(f"other is cell and {a} is not a0")
+        lines += [f"        if {' or '.join(refused if viewed else [*refused, 'other.wide', f'{a}._view is not None'])}:",
+                  f"            {_GIVE_UP if viewed else 'return viewed(args, kwargs)'}"]
+    elif viewed:
+        lines += ["        if cell.perm is not None:", f"            {_GIVE_UP}", "        device = cell.device"]
+    else:
+        lines += ["        if cell.perm is not None or cell.wide:", "            return viewed(args, kwargs)",
+                  "        view = a0._view", "        if view is not None:", "            return sliced(args, kwargs, cell, view)",
+                  "        device = cell.device"]
+    lines += [f"        {x} = {cell}.array", f"        if {x} is None:", f"            {_GIVE_UP}"]
+    if viewed:
+        lines += [f"        if {cell}.wide:", "            wide = True", f"        view = {a}._view", "        if view is None:",
+                  f"            arrays.append({x})"]
         if op.layout:  # results of non-contiguous inputs get strides of their own
-            lines += ["        elif view.stride != contiguous(view.size):", f"            {_GIVE_UP}"]
+            lines += ["        elif view.geometry is None or not view.geometry.dense:", f"            {_GIVE_UP}"]
         lines += [f"        elif view.version == {cell}.version:", "            arrays.append(view.array)", "        else:",
                   f"            plan = fusible({cell}, view)", "            if plan is None:",
                   f"                arrays.append(read({a}))", "            else:",
-                  f"                key += ({i}, plan.token, None)", f"                marked.append((view, {cell}.version))", f"                arrays.append(x{i})",
-                  "                for j in plan.run_starts():", "                    arrays.append(start(j))"]
-    else:
-        lines += [f"        if {a}._view is not None or x{i} is None:", "            return viewed(args)"]
-        if listed:
-            lines.append(f"        arrays.append(x{i})")
+                  f"                f{i}, v{i} = view, {cell}.version", f"                key += ({i}, plan.token, None)",
+                  f"                arrays.append({x})", "                arrays += plan.start_arrays or start_arrays(plan)"]
+    elif listed:
+        lines.append(f"        arrays.append({x})")
     if i == 0:
         if op.wide == "int":
-            lines += ["        if x0.dtype.kind in 'iub':", f"            {_GIVE_UP}"]
+            lines += [f"        if {x}.dtype.kind in 'iub':", "            wide = True" if viewed else "            return viewed(args, kwargs)"]
         return [*lines, "    else:", f"        {_GIVE_UP}"]
     if optional:
         return [*lines, f"    elif {a} is None:", f"        key += ({i}, None)", "    else:", f"        {_GIVE_UP}"]
-    return lines + _number(i, listed, "elif")
+    return lines + _number(i, listed, viewed, "elif")
 
 
-def _number(i, listed, word):
+def _tensors(i):
+    """Lines for a list of tensors; one with a None in it (as in x[:, i]) is left to the general handler."""
     a = f"a{i}"
-    lines = [f"    {word} type({a}) is float and {a} or type({a}) is int:", f"        x{i} = scalars.get(({a}, type({a})))",
+    lines = [f"    for t in {a}:", "        if type(t) is not Tensor:", f"            {_GIVE_UP}",
+             "        other = t._cell"]
+    if i == 0:
+        lines[:0] = ["    if not a0 or type(a0[0]) is not Tensor:", f"        {_GIVE_UP}", "    device = a0[0]._cell.device"]
+    return [*lines, "        if other.device is not device:", f"            {_GIVE_UP}",
+            "        if other.wide:", "            wide = True",
+            "        x = other.array", "        arrays.append(read(t) if x is None or t._view is not None else x)",
+            f"    key += ({i}, len({a}), False)"]
+
+
+def _number(i, listed, viewed, word):
+    a = f"a{i}"
+    lines = [f"    {word} type({a}) is float and {a} or type({a}) is int:",
+             f"        x{i} = {'tables[wide]' if viewed else 'scalars'}.get(({a}, type({a})))",
              f"        if x{i} is None:", f"            {_GIVE_UP}"]
     if i:  # bool + 1 is int64
         lines += [f"        if type({a}) is int and x0.dtype is BOOL:", f"            {_GIVE_UP}"]

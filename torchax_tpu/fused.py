@@ -6,9 +6,12 @@ The same functions answer in inference mode, where the composite itself reaches 
 """
 
 import torch
+from torch import is_grad_enabled
+from torch._C import _len_torch_dispatch_stack
 
 from .errors import UnsupportedOpError
 from .registry import special
+from .tensor import Tensor, find
 
 aten = torch.ops.aten
 KERNELS = {}  # overload -> kernel
@@ -93,6 +96,25 @@ def _rms_norm(input, normalized_shape, weight=None, eps=None):
 KERNELS[aten.rms_norm.default] = _rms_norm  # in inference mode ops/norm.py answers
 
 
+def _plain_norm(overload, native):
+    """Without a gradient the statistics that ``native`` would save for it are not made: ``overload`` has one result."""
+    def run(input, *args):
+        if type(input) is not Tensor or _len_torch_dispatch_stack() or is_grad_enabled() and (
+                input.requires_grad or any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)):
+            return native(input, *args)
+        handler = getattr(overload, "_torchax_tpu", None) or find(overload)
+        return handler((input, *args), {})
+
+    KERNELS[overload] = run
+
+
+def _native_layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return aten.native_layer_norm.default(input, normalized_shape, weight, bias, eps)[0]
+
+
+_plain_norm(aten.layer_norm.default, _native_layer_norm)
+
+
 # ---------------------------------------------------------------- CTC
 
 
@@ -134,7 +156,6 @@ def _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduct
 kernel(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)(_ctc_loss)
 
 
-# ---------------------------------------------------------------- recurrent layers
 # ---------------------------------------------------------------- recurrent layers
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import config, errors, storage
+from . import config, errors, fastpath, storage
 from . import tensor as T
 from .ops import indexing
 from .registry import SPECIAL, TABLE, Op, aten, mutated_args
@@ -77,19 +77,29 @@ def _derived(func):
     if op is None:
         base = TABLE[aten._index_put_impl.default if "impl" in str(func) else aten.index_put.default]
         op = Op(func, base.impl, origin="derived")
-    return T.make_handler(op)
+    return fastpath.make(op, T.make_handler(op))
 
 
 def _reader(func):
     run = _derived(func)
 
+    tensor, masks = T.Tensor, _MASKS
+
     def index(self, indices):
-        if not _plain(indices) or type(self) is not T.Tensor:
+        if not _plain(indices) or type(self) is not tensor:
             indices = expand(self, indices, func)
         if config.check_indices:
             _check_all(self, indices)
         return run((self, indices), {})
 
+    def handler(args, kwargs):  # x[i] with one index tensor, the shortest way
+        if not kwargs and len(args) == 2 and len(args[1]) == 1 and not config.check_indices:
+            (t,) = args[1]
+            if type(t) is tensor and t.dtype not in masks and type(args[0]) is tensor:
+                return run(args, kwargs)
+        return index(*args, **kwargs)
+
+    index.handler = handler
     return index
 
 
@@ -200,8 +210,29 @@ def getitem(self, key):
     return out
 
 
+_BASIC = frozenset({int, slice, type(None), type(...)})
+_SMALL = range(-128, 128)  # every integer dtype but uint8 and bool takes these
+
+
+def _fills(self, key, value):
+    """Whether ``x[key] = value`` is a view filled with a number that its dtype surely takes."""
+    kind = type(value)
+    if self._view is not None and 0 in self._view.stride:  # fill_ may write an expanded tensor, an assignment may not
+        return False
+    if kind is float and -6e4 < value < 6e4 and self.dtype.is_floating_point or kind is int and value in _SMALL and self.dtype in _TAKES_SMALL:
+        return type(key) in _BASIC or type(key) is tuple and _BASIC.issuperset(map(type, key))
+    return False
+
+
+_TAKES_SMALL = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+                          torch.int16, torch.int8, torch.complex64, torch.complex128})
+
+
 def setitem(self, key, value):
     """``x[key] = value``, likewise."""
+    if _fills(self, key, value):  # two ops, where torch makes five: it makes a tensor of the number and expands that
+        getitem(self, key).fill_(value)
+        return
     parts = None if storage.tracing.active is None else _parts(self, key)
     if parts is None or parts[2]:
         return _setitem(self, key, value)
@@ -245,15 +276,15 @@ def _bad(index, lo, hi):
     return jnp.any(wrong), jnp.reshape(index, (-1,))[jnp.argmax(jnp.reshape(wrong, (-1,)))]
 
 
-def check(index, n, dim, negative=True):
-    """IndexError if an index tensor holds a value out of range; nothing under a trace."""
+def check(index, n, dim, negative=True, error=IndexError):
+    """``error`` if an index tensor holds a value out of range; nothing under a trace."""
     array = storage.read(index) if isinstance(index, T.Tensor) else None
     if array is None or isinstance(array, jax.core.Tracer) or not array.size or array.dtype.kind not in "iu":
         return
     with storage.x64(array.dtype.itemsize == 8):
         wrong, value = _bad(array, np.array(-n if negative else 0, np.int32), np.array(n, np.int32))
     if wrong:
-        raise IndexError(f"index {int(value)} is out of bounds for dimension {dim} with size {n}")
+        raise error(f"index {int(value)} is out of bounds for dimension {dim} with size {n}")
 
 
 def _check_all(self, indices):
@@ -296,7 +327,8 @@ def checked(func, handler):
             if name in _ALONG:
                 what, negative = _ALONG[name]
                 shape, dim = given["self"].shape, given["dim"]
-                check(given[what], shape[dim] if shape else 1, dim, negative)
+                error = RuntimeError if name.startswith(("gather", "scatter")) else IndexError  # torch's classes
+                check(given[what], shape[dim] if shape else 1, dim, negative, error)
             elif name in _FLAT:
                 check(given["index"], given["self"].numel(), 0)
             else:

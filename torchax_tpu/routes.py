@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch._decomp import decomposition_table
 
-from . import arguments, config, dtypes, errors, explain, fastpath, indices, registry, storage, views
+from . import arguments, config, dtypes, errors, explain, fastpath, indices, overlap, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
 from .registry import SPECIAL, TABLE, VIEWS, Op, aten
@@ -32,7 +32,7 @@ def resolve(func):
     """(handler, how it came about) along the lookup order."""
     if func in SPECIAL:
         fn = SPECIAL[func]
-        return (lambda args, kwargs: fn(*args, **kwargs)), "special"
+        return getattr(fn, "handler", None) or (lambda args, kwargs: fn(*args, **kwargs)), "special"
     if func in VIEWS or func in views.BY_META:
         return make_view_handler(func, VIEWS.get(func)), "view"
     op = TABLE.get(func)
@@ -40,9 +40,11 @@ def resolve(func):
     if op is None:
         op, how = derive(func), "derived"
     if op is not None:
-        return arguments.checked(func, indices.checked(func, fastpath.make(op, T.make_handler(op)))), how
+        return arguments.checked(func, indices.checked(func, fastpath.make(op, overlap.checked(op, T.make_handler(op))))), how
     if func in HOST_ONLY:
         return host_handler(func), "fallback"
+    if func is aten.matmul.out:  # its composite compares C++ storages, which wrappers don't share
+        return through_twin(func, aten.matmul.default), "derived"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), CompositeImplicit):
         return (lambda args, kwargs: func.decompose(*args, **kwargs)), "composite"
     if func in decomposition_table and not registry.mutated_args(func):
@@ -54,7 +56,12 @@ def resolve(func):
         return factory_out(func, registry.factory_twin(func)), "derived"
     if registry.mutated_args(func) and registry.functional_twin(func) is not None:
         return through_twin(func, registry.functional_twin(func)), "derived"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd") or str(func).endswith("_copy.default"):
+        return (lambda args, kwargs: func.redispatch(_BACKEND, *args, **kwargs)), "composite"
     return host_handler(func), "fallback"
+
+
+_BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # where torch puts kernels made of other ops
 
 
 # ---------------------------------------------------------------- views
@@ -62,7 +69,7 @@ def resolve(func):
 
 def make_view_handler(func, fast):
     """A view: new geometry over the same storage, no device work."""
-    geometry, alias = T.geometry, T.alias
+    geometry, view_of = T.geometry, T.view_of
     strided = func is aten.as_strided.default  # only there can the caller ask for more than the storage holds
 
     memo = {}  # (geometry, arguments) -> Geometry
@@ -84,28 +91,33 @@ def make_view_handler(func, fast):
 
     def handler(args, kwargs):
         self = args[0]
-        size, stride, offset = geometry(self)
-        if fast is not None and not kwargs:
+        view, cell = self._view, self._cell
+        if fast is None or kwargs:
+            out = work_out(self, *geometry(self), args, kwargs)
+        else:
             rest = args[1:]
             if len(rest) == 1 and type(rest[0]) is list:
                 rest = tuple(rest[0])
-            key = (size, stride, offset, rest)
+            if view is not None:
+                key = (view.size, view.stride, view.offset, rest)
+            elif cell.perm is None and cell.array is not None:
+                key = (cell.array.shape, rest)
+            else:
+                key = (*geometry(self), rest)
             try:
                 out = memo.get(key)
                 if out is None:
                     if len(memo) > 8192:
                         memo.clear()
-                    out = memo[key] = work_out(self, size, stride, offset, args, kwargs)
+                    out = memo[key] = work_out(self, *geometry(self), args, kwargs)
             except TypeError:  # a list among the arguments doesn't hash
-                out = work_out(self, size, stride, offset, args, kwargs)
-        else:
-            out = work_out(self, size, stride, offset, args, kwargs)
+                out = work_out(self, *geometry(self), args, kwargs)
         if type(out) is list:
-            return [alias(self, o.size, o.stride, o.offset, o.dtype) for o in out]
+            return [view_of(self, o) for o in out]
         if strided and strides_exceed(self, out):
             raise RuntimeError(f"{func}: size {list(out.size)}, stride {list(out.stride)}, offset {out.offset} need more "
                                "elements than the storage holds")
-        return alias(self, out.size, out.stride, out.offset, out.dtype)
+        return view_of(self, out)
 
     return handler
 
@@ -250,7 +262,7 @@ def decomposed(func, decomposition):
         _open.append(func)
         try:
             with torch.no_grad():
-                out = decomposition(*_tensors(args), **{k: _tensors(v) for k, v in kwargs.items()})
+                out = decomposition(*map(_tensors, args), **{k: _tensors(v) for k, v in kwargs.items()})
         finally:
             tracing.active = outer
             _open.remove(func)
@@ -290,7 +302,7 @@ def _tensors(x):
     if hasattr(x, "aval") or type(x).__name__ == "ArrayImpl":
         return T.wrap(x, T.devices[0])
     if isinstance(x, (list, tuple)):
-        return type(x)(map(_tensors, x))
+        return list(map(_tensors, x))  # torch gives lists, and some decompositions add lists to them
     return x
 
 

@@ -48,12 +48,14 @@ class View:
     """How a tensor that isn't the whole cell reads it; ``dtype`` is the tensor's numpy dtype.
 
     ``flip`` is None, or a function which is its own inverse (conj, neg): torch's lazy bits.
+    ``geometry`` is the view op's memoised result, where the strides.Plan is kept for the next view like this one.
     """
 
-    __slots__ = ("size", "stride", "offset", "dtype", "flip", "array", "version", "fused")
+    __slots__ = ("size", "stride", "offset", "dtype", "flip", "array", "version", "fused", "geometry")
 
-    def __init__(self, size, stride, offset, dtype, flip=None):
+    def __init__(self, size, stride, offset, dtype, flip=None, geometry=None):
         self.size, self.stride, self.offset, self.dtype, self.flip = size, stride, offset, dtype, flip
+        self.geometry = geometry
         self.array, self.version = None, -1
         self.fused = -1  # the cell version at which an op read the view inside its own program
 
@@ -214,7 +216,18 @@ def fusible(cell, view):
     """
     if view.fused == cell.version or view.flip is not None or cell.array.dtype != view.dtype:
         return None
-    return strides.plan(_memory_dims(cell.array, cell.perm, view.dtype), view.size, view.stride, view.offset)
+    plan = strides.plan(_memory_dims(cell.array, cell.perm, view.dtype), view.size, view.stride, view.offset)
+    if view.geometry is not None and cell.perm is None:
+        view.geometry.reading = cell.array.aval, plan
+    return plan
+
+
+def start_arrays(plan):
+    """The starts a compiled read or write takes, as cached device arrays."""
+    arrays = plan.start_arrays
+    if arrays is None:
+        arrays = plan.start_arrays = tuple(map(_start, plan.run_starts()))
+    return arrays
 
 
 def write(tensor, value, overlap=False):

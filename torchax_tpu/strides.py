@@ -95,11 +95,14 @@ class Plan:
         steps: stride within the slice per frame dim.
         dims: frame dim per view dim, None for broadcast (stride 0 or size 1).
         starts: start per frame dim (runtime values; all other fields make the key).
+        start_arrays: the starts that move, as device arrays, once somebody has made them.
     """
 
-    __slots__ = ("frame", "takes", "steps", "dims", "size", "stride", "starts", "moving", "key", "token")
+    __slots__ = ("frame", "takes", "steps", "dims", "size", "stride", "starts", "moving", "key", "token",
+                 "start_arrays")
 
     def __init__(self, frame, takes, steps, dims, size, stride, starts):
+        self.start_arrays = None
         self.frame, self.takes, self.steps, self.dims = frame, takes, steps, dims
         self.size, self.stride, self.starts = size, stride, starts
         # Only dims that are cut need a start at run time.

@@ -20,7 +20,7 @@ from .storage import Cell, View, tracing
 from . import random as streams
 
 _make = torch.Tensor._make_wrapper_subclass
-_WRAP = dtypes.WRAP
+_WRAP, _strided = dtypes.WRAP, torch.strided
 devices = [None]  # index -> torch.device("<name>", index), set by device.py
 
 
@@ -28,6 +28,7 @@ class Tensor(torch.Tensor):
     """A torch.Tensor whose values are a jax.Array. Made by factories with device="jax" and `.to("jax")`."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
+    _view = None  # of a tensor that is the whole cell; its own attribute costs time
 
     @staticmethod  # binding a class method would cost more
     def __torch_dispatch__(func, types, args=(), kwargs=None):
@@ -72,9 +73,8 @@ def find(func):
 def wrap(array, device):
     """A new tensor that owns a new storage holding ``array``."""
     dtype, wide = _WRAP[array.dtype]
-    tensor = _make(Tensor, array.shape, dtype=dtype, device=device)
+    tensor = _make(Tensor, array.shape, None, None, None, dtype, _strided, device)
     cell = tensor._cell = Cell(array, wide, device)
-    tensor._view = None
     if tracing.active is not None:
         tracing.active.created(cell)
     return tensor
@@ -87,7 +87,7 @@ def wrap_permuted(array, device, perm):
     dtype, wide = _WRAP[array.dtype]
     tensor = _make(Tensor, array.shape, permuted_strides(array.shape, perm), 0, dtype=dtype, device=device)
     cell = tensor._cell = Cell(array, wide, device)
-    tensor._view, cell.perm = None, perm
+    cell.perm = perm
     if tracing.active is not None:
         tracing.active.created(cell)
     return tensor
@@ -111,7 +111,6 @@ def lazy(size, dtype, device, stride=None):
         tensor = _make(Tensor, size, strides=stride, dtype=dtype, device=device)
     cell = tensor._cell = Cell(None, dtype in dtypes.WIDE_TORCH, device)
     cell.lazy = (size, jdt)
-    tensor._view = None
     if tracing.active is not None:
         tracing.active.created(cell)
     return tensor
@@ -167,6 +166,19 @@ def alias(tensor, size, stride, offset, dtype=None, flip=None):
     if flip is not None and dtype is tensor.dtype:  # torch's lazy bits travel with the view
         torch._C._set_conj(out, tensor.is_conj())
         torch._C._set_neg(out, tensor.is_neg())
+    return out
+
+
+def view_of(tensor, g):
+    """The alias of a tensor with the geometry ``g`` (of views.py), which keeps the way to read it for the next one."""
+    own, cell = tensor._view, tensor._cell
+    if g.dtype is not None or own is not None and own.flip is not None:
+        return alias(tensor, g.size, g.stride, g.offset, g.dtype)
+    size, stride, offset, dtype = g.size, g.stride, g.offset, tensor.dtype
+    out = _make(Tensor, size, stride, offset, None, dtype, _strided, cell.device)
+    out._cell = cell
+    if offset or not _is_whole(cell, size, stride, offset, dtype):
+        out._view = View(size, stride, offset, dtypes.TO_JAX[dtype] if own is None else own.dtype, None, g)
     return out
 
 
@@ -492,7 +504,7 @@ def make_finish(op):
         return _finish_many, False
     first = op.overload._schema.arguments[0]
     if mutates == (first.name,) and len(returns) == 1 and returns[0].alias_info is not None:
-        idempotent = op.random or op.overload._schema.name.split("::")[1] in _OVERLAP_OK
+        idempotent = op.overload._schema.name.split("::")[1] in _OVERLAP_OK
         return (_finish_idempotent if idempotent else _finish_inplace), True
     if mutates == (first.name,) and not returns and str(first.type) == "List[Tensor]":
         return _finish_inplace_list, True
@@ -598,13 +610,19 @@ def t_struct(t):
     return ShapeDtypeStruct(tuple(t.shape), dtypes.to_jax(t.dtype))
 
 
+_FILLS = frozenset({"linspace", "logspace"})  # out= keeps its shape if its size fits
+_CATS = frozenset({"cat", "stack", "_chunk_cat"})  # torch raises TypeError here
+
+
 def write_out(target, value, func):
     """Write a result into an out= tensor: resized if its shape differs, cast if torch allows it."""
     if getattr(target, "_cell", None) is None:
         raise RuntimeError(f"{func}: Expected out tensor to be on {devices[0]}, but got {target.device}")
-    have = dtypes.TO_TORCH[value.dtype]
-    if not torch.can_cast(have, target.dtype):
-        raise RuntimeError(f"{func}: result type {dispatch._name(have)} can't be cast to the desired output type "
+    have, name = dtypes.TO_TORCH[value.dtype], func._schema.name.split("::")[1]
+    if name in _FILLS and target.numel() == value.size:
+        value = value.reshape(target.shape)
+    if not torch.can_cast(have, target.dtype) and name != "bernoulli":
+        raise (TypeError if name in _CATS else RuntimeError)(f"{func}: result type {dispatch._name(have)} can't be cast to the desired output type "
                            f"{dispatch._name(target.dtype)}")
     if tuple(target.shape) != tuple(value.shape):
         if target.numel():

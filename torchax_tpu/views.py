@@ -11,12 +11,17 @@ from .strides import contiguous_strides, extent
 
 
 class Geometry:
-    """Size, stride, offset and torch dtype of a tensor; the input and output of view functions."""
+    """Size, stride, offset and torch dtype of a tensor; the input and output of view functions.
 
-    __slots__ = ("size", "stride", "offset", "dtype")
+    ``reading`` is how such a view was last read: the abstract value of the row-major array it was read from, and
+    the strides.Plan (see `storage.fusible`; one tuple, so that threads see both or neither). ``dense``: row-major.
+    """
+
+    __slots__ = ("size", "stride", "offset", "dtype", "reading", "dense")
 
     def __init__(self, size, stride, offset, dtype=None):
         self.size, self.stride, self.offset, self.dtype = size, stride, offset, dtype
+        self.reading, self.dense = (None, None), stride == contiguous_strides(size)
 
 
 class Unsure(Exception):

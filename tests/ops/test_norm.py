@@ -187,3 +187,35 @@ def test_refuses_as_torch_does(call):
         call(x)
     with pytest.raises(RuntimeError):
         call(x.to(DEVICE))
+
+
+def test_layer_norm_without_gradient_is_the_same():
+    """Without a gradient one result is made instead of three; modes that watch ops still see torch's own op."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **kwargs or {})
+
+    x, w, b = torch.randn(3, 4, 5), torch.randn(5), torch.randn(5)
+    for dtype in (torch.float32, torch.bfloat16):
+        for extra in ((), (w.to(dtype),), (w.to(dtype), b.to(dtype))):
+            ref = torch.nn.functional.layer_norm(x.to(dtype), (5,), *extra)
+            there = [t.to("jax") for t in extra]
+            on_device = x.to(dtype).to("jax")
+            plain = torch.nn.functional.layer_norm(on_device, (5,), *there)
+            with Watch():
+                watched = torch.nn.functional.layer_norm(on_device, (5,), *there)
+            with torch.inference_mode():
+                inferred = torch.nn.functional.layer_norm(on_device, (5,), *there)
+            for got in (plain, watched, inferred):
+                torch.testing.assert_close(got.cpu(), ref)
+            grad = torch.nn.functional.layer_norm(on_device.requires_grad_(), (5,), *there)
+            assert grad.grad_fn is not None and plain.grad_fn is None
+            torch.testing.assert_close(grad.detach().cpu(), ref)
+    assert torch.ops.aten.native_layer_norm.default in seen
+    with pytest.raises(RuntimeError):
+        torch.nn.functional.layer_norm(x.to("jax"), (4,))

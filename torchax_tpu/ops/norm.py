@@ -70,6 +70,11 @@ def native_layer_norm(input, normalized_shape, weight, bias, eps):
     return cast(out, input.dtype), cast(mean, stat), cast(rstd, stat)
 
 
+@op(aten.layer_norm.default)
+def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
+
+
 @op(aten.native_layer_norm_backward.default)
 def native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask):
     axes = _layer_axes(input, normalized_shape)
