@@ -27,7 +27,9 @@ _ELSEWHERE = ("mkldnn", "cudnn", "miopen", "cuda", "mps", "xnnpack", "metal", "v
               "_cutlass", "_scaled_grouped", "_grouped", "_triton", "_transformer_encoder", "_native_multi_head", "_async_error",
               "_functional_assert", "_functional_sym", "_assert_", "_sym_", "sym_", "_lazy_clone", "_make_dep_token", "_print",
               "_has_compatible", "_nnz", "_mixed_dtypes_linear", "dim.default", "_efficient_attention", "_flash_attention",
-              "_fused_sdp", "_cudnn", "_linalg_check", "record_stream", "_use_", "_debug")
+              "_fused_sdp", "_cudnn", "_linalg_check", "record_stream", "_use_", "_debug",
+              "_convert_weight_to_int4pack", "_dimI", "_dimV", "_fill_mem_eff", "_spsolve", "_to_dense", "from_file", "max_pool2d_backward",
+              "native_norm", "_slow_conv2d_backward.grad_input", "rrelu_with_noise.out", "_batch_norm_with_update.out")
 _GROUPS = (("half", ("float16", "bfloat16")), ("float", ("float32", "float64")), ("complex", ("complex64", "complex128")),
            ("int", ("int64", "int32", "int16", "int8", "uint8")), ("bool", ("bool",)))
 

@@ -317,3 +317,15 @@ def softshrink(*args, lambd=0.5, out=None):
 def huber_loss(self, target, reduction=1, delta=1.0, **_):
     if not delta > 0:
         raise RuntimeError(f"huber_loss does not support non-positive values for delta, got {delta}")
+
+
+# ---------------------------------------------------------------- integer division
+
+
+@check(aten.floor_divide.default, aten.floor_divide.Scalar, aten.floor_divide_.Tensor, aten.floor_divide_.Scalar, aten.remainder.Tensor,
+       aten.remainder.Scalar, aten.remainder_.Tensor, aten.remainder_.Scalar, aten.fmod.Tensor, aten.fmod.Scalar, aten.fmod_.Tensor,
+       aten.fmod_.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode, aten.div_.Tensor_mode, aten.div_.Scalar_mode)
+def integer_division(self, other, rounding_mode="floor", **_):
+    """Division of integers by the number 0; of a zero in a tensor a compiled program can't tell."""
+    if type(other) is int and other == 0 and rounding_mode and not self.is_floating_point() and not self.is_complex():
+        raise RuntimeError("ZeroDivisionError")

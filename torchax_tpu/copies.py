@@ -373,6 +373,11 @@ def resize_as_(self, the_template, memory_format=None):
     return self.resize_(the_template.shape, memory_format=memory_format)
 
 
+@special(aten.is_set_to.default)
+def is_set_to(self, tensor):
+    return self._cell is tensor._cell and T.geometry(self) == T.geometry(tensor)
+
+
 @special(aten.set_.source_Tensor)
 def set_tensor(self, source):
     adopt(self, T.alias(source, *T.geometry(source)))

@@ -142,6 +142,9 @@ def cast(x, dtype):
         x = jax.lax.convert_element_type(x, np.int32)
     elif x.dtype.kind == "f" and np.dtype(dtype).kind == "i" and np.dtype(dtype).itemsize < 4:
         x = jax.lax.convert_element_type(x, np.int32)
+    if x.dtype == np.bool_ and np.dtype(dtype).kind in "fcV":
+        # XLA turns convert(mask) * x into select(mask, x, 0), which forgets that 0 * inf is nan; it leaves this form alone
+        return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
     if x.dtype == np.bool_ or dtype == np.bool_:
         return x.astype(dtype)
     return jax.lax.convert_element_type(x, dtype)

@@ -56,8 +56,14 @@ for _name in (
 ):
     _copies, _views = getattr(aten, _name + "_copy", None), getattr(aten, _name)
     for _overload in _copies.overloads() if _copies is not None else ():
-        if not _overload.endswith("out") and _overload in _views.overloads():
+        if not _overload.endswith("out") and _overload in _views.overloads() and getattr(_copies, _overload) is not aten.view_copy.default:
             SPECIAL[getattr(_copies, _overload)] = _copier(getattr(_views, _overload))
+
+
+@special(aten.view_copy.default, aten._reshape_copy.default)
+def view_copy(self, size):
+    """Also where no view of that shape exists, as in torch."""
+    return fresh(self.reshape(size))
 
 
 # ---------------------------------------------------------------- scatter

@@ -47,3 +47,12 @@ def _compute_linear_combination(input, coefficients):
 @op(aten.copy.default)
 def copy(self, src, non_blocking=False):
     return jnp.broadcast_to(cast(src, np.dtype(self.dtype)), self.shape)
+
+
+@op(aten._transform_bias_rescale_qkv.default)
+def _transform_bias_rescale_qkv(qkv, qkv_bias, num_heads):
+    """Query, key and value per head out of one projection, the query scaled for the attention product."""
+    batch, length, width = qkv.shape
+    dim = width // 3 // num_heads
+    out = jnp.moveaxis((qkv + qkv_bias).reshape(batch, length, 3, num_heads, dim), (2, 3), (0, 2))
+    return (out[0] / np.sqrt(dim).astype(opmath(qkv.dtype))).astype(qkv.dtype), out[1], out[2]
