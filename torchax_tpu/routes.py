@@ -43,8 +43,8 @@ def resolve(func):
         return arguments.checked(func, indices.checked(func, fastpath.make(op, overlap.checked(op, T.make_handler(op))))), how
     if func in HOST_ONLY:
         return host_handler(func), "fallback"
-    if func is aten.matmul.out:  # its composite compares C++ storages, which wrappers don't share
-        return through_twin(func, aten.matmul.default), "derived"
+    if func in _TWINS:
+        return through_twin(func, _TWINS[func]), "derived"
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), CompositeImplicit):
         return (lambda args, kwargs: func.decompose(*args, **kwargs)), "composite"
     if func in decomposition_table and not registry.mutated_args(func):
@@ -61,6 +61,10 @@ def resolve(func):
     return host_handler(func), "fallback"
 
 
+_TWINS = {
+    aten.matmul.out: aten.matmul.default,  # its composite compares C++ storages, which wrappers don't share
+    aten.adaptive_avg_pool3d_backward.grad_input: aten._adaptive_avg_pool3d_backward.default,
+}
 _BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # where torch puts kernels made of other ops
 
 
