@@ -613,3 +613,8 @@ def test_numbers_assigned(key, dtype):
             assert ours == ref, (value, ours, ref)
         else:
             torch.testing.assert_close(ours, ref, equal_nan=True, msg=lambda m, v=value: f"{v}: {m}")
+
+
+def test_resize_reads_memory_order():
+    a, b = (torch.arange(6.0, device=d).reshape(2, 3).t().clone().resize_(2, 3) for d in ("cpu", "jax"))
+    assert torch.equal(a, b.cpu())

@@ -219,7 +219,7 @@ def _range(low, high, dtype):
     else:
         bounds = _INTEGERS.get(dtype)
     if bounds is None:
-        top = _FLOATS.get(dtype)
+        top = torch.finfo(dtype).max if dtype in _REAL else None
         bounds = (-top, top) if top is not None else (-math.inf, math.inf)
     for what, value in (("from", low), ("to - 1", None if high is None else high - 1)):
         if value is not None and not bounds[0] <= value <= bounds[1]:

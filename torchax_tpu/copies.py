@@ -246,6 +246,11 @@ def pin_memory(self, device=None):
     raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
 
 
+@special(aten.record_stream.default)
+def record_stream(self, s):
+    return None  # XLA knows by itself when memory is free
+
+
 # ---------------------------------------------------------------- lazy bits
 
 
@@ -356,7 +361,9 @@ def resize_(self, size, memory_format=None):
         if cell.array is not None:
             grow(cell, numel, dtype, alone=True)
             with storage.x64(cell.wide):
-                cell.array = jnp.reshape(storage.cell_array(cell), [size[p] for p in perm] if perm else size)
+                memory = storage.cell_array(cell)
+                memory = memory if cell.perm is None else jnp.transpose(memory, cell.perm)
+                cell.array = jnp.reshape(memory, [size[p] for p in perm] if perm else size)
                 if perm:
                     cell.array = jnp.transpose(cell.array, np.argsort(perm).tolist())
         else:
