@@ -105,3 +105,30 @@ print("done")
 
 def test_an_index_left_out_means_the_current_device():
     assert run(CURRENT) == "done"
+
+
+DATA_PARALLEL = """
+import copy, torch, torchax_tpu
+from torch import nn
+torch.manual_seed(0)
+reference = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+m = copy.deepcopy(reference).to("jax")
+parallel, x = nn.DataParallel(m), torch.randn(10, 3)
+assert parallel.device_ids == list(range(8))
+for given in (x, x.to("jax")):
+    m.zero_grad(), reference.zero_grad()
+    y, want = parallel(given), reference(x)
+    y.pow(2).sum().backward(), want.pow(2).sum().backward()
+    torch.testing.assert_close(y.cpu(), want)
+    for p, q in zip(m.parameters(), reference.parameters()):
+        torch.testing.assert_close(p.grad.cpu(), q.grad)
+assert nn.parallel.data_parallel(m, x.to("jax"), device_ids=[0, 2], output_device=2).device.index == 2
+z = torch.complex(x, x).to("jax")
+parts = nn.parallel._functions.Scatter.apply([0, 3], None, 0, z)
+assert [p.device.index for p in parts] == [0, 3] and torch.equal(nn.parallel.comm.gather(parts, 0, "cpu"), torch.view_as_real(z).cpu())
+print("done")
+"""
+
+
+def test_data_parallel():
+    assert run(DATA_PARALLEL) == "done"

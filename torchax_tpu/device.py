@@ -14,7 +14,7 @@ import threading
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from . import device_module, errors
+from . import device_module, errors, parallel
 from .errors import backward as _backward
 
 NAME = os.environ.get("TORCHAX_TPU_DEVICE", "jax")
@@ -275,6 +275,7 @@ def setup():
     _single_thread_backward()
     _default_autocast_dtype()
     device_module.serve_accelerator()
+    parallel.setup(NAME)
     torch.Tensor.jax = _array
     torch.nn.Module.jax = _move_module
     torch._has_compatible_shallow_copy_type = _compatible(torch._has_compatible_shallow_copy_type)
