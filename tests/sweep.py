@@ -14,6 +14,7 @@ JAX_COMPILATION_CACHE_DIR keeps compiled programs between sweeps.
 import argparse
 import collections
 import fnmatch
+import gc
 import json
 import multiprocessing
 import os
@@ -62,6 +63,8 @@ def worker(pipe):
         except EOFError:
             return
         answer = one_item(*item)
+        if count == 1:
+            gc.freeze()  # what is imported by now stays; jit collects garbage at each trace
         if count % 25 == 0:
             jax.clear_caches()
         pipe.send((answer, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
