@@ -132,7 +132,8 @@ FACTORIES = ("ones", "zeros", "full", "rand", "randn", "randint", "randint.low",
              "arange", "arange.start", "linspace", "logspace", "eye", "eye.m", "scalar_tensor", "rand.generator",
              "randn.generator", "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta", "tril_indices", "triu_indices", "randint.generator", "randint.low_generator", "randperm.generator")
 # Composite ops with an autograd formula: a backend kernel keeps them whole (DESIGN section 3).
-WHOLE = ("linear", "_fused_rms_norm", "matmul.out", "embedding_sparse_backward")
+WHOLE = ("linear", "_fused_rms_norm", "matmul.out", "embedding_sparse_backward", "linalg_matrix_rank.out",
+         "linalg_matrix_rank.out_tol_tensor", "linalg_matrix_rank.atol_rtol_tensor_out", "linalg_matrix_rank.atol_rtol_float_out")
 # Reached with the Python key off (torch.tensor, x[[0, 1]]): the fallback alone doesn't serve ops with tensor arguments there.
 UNDER = ("_copy_from", "_local_scalar_dense")
 

@@ -62,7 +62,12 @@ def resolve(func):
 
 
 _TWINS = {
-    aten.matmul.out: aten.matmul.default,  # its composite compares C++ storages, which wrappers don't share
+    # composites which compare C++ storages or swap C++ tensors, where wrappers have neither
+    aten.matmul.out: aten.matmul.default,
+    aten.linalg_matrix_rank.out: aten.linalg_matrix_rank.default,
+    aten.linalg_matrix_rank.out_tol_tensor: aten.linalg_matrix_rank.tol_tensor,
+    aten.linalg_matrix_rank.atol_rtol_tensor_out: aten.linalg_matrix_rank.atol_rtol_tensor,
+    aten.linalg_matrix_rank.atol_rtol_float_out: aten.linalg_matrix_rank.atol_rtol_float,
     aten.adaptive_avg_pool3d_backward.grad_input: aten._adaptive_avg_pool3d_backward.default,
 }
 _BACKEND = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)  # where torch puts kernels made of other ops
