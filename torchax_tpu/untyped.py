@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from . import copies, device, dtypes, storage, strides
+from . import copies, dtypes, storage, strides
 from . import tensor as T
 
 
@@ -232,7 +232,6 @@ def _by_cell(own):
     return call
 
 
-setattr(UntypedStorage, f"is_{device.NAME}", True)
 torch._C._is_alias_of = _by_cell(torch._C._is_alias_of)
 torch._C._overlaps = _by_cell(torch._C._overlaps)
 T.Tensor.untyped_storage = untyped_storage
