@@ -25,7 +25,7 @@ def test_untyped_storage(device):
     s.copy_(clone)
     assert x.tolist() == [7, 2, 513] and clone.data_ptr() != s.data_ptr()
     assert not (s.is_pinned() or s.is_cuda or s.is_shared() or s.is_sparse) and s.untyped() is s and s.filename is None
-    assert s.get_device() == x.get_device()
+    assert s.get_device() == x.device.index
     assert type(s.cpu()) is torch.UntypedStorage and s.cpu().tolist() == s.tolist()
     s.resize_(8)
     assert s.nbytes() == 8 and x.tolist() == [7, 2, 513]
