@@ -116,6 +116,8 @@ def test_cross_entropy_compares_classes_in_32_bits():
 
 
 def test_random_draws_are_a_few_kernels():
+    """The key of each draw is made of single numbers, which the scalar unit computes without launching anything."""
+
     @torchax_tpu.jit
     def draw(x):
         return F.dropout(F.dropout(x, 0.5), 0.5)

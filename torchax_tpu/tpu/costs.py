@@ -424,7 +424,7 @@ def _kernel(module: Module, instruction: Instruction, computation: Computation, 
     dma = instruction.opcode in ("copy-start", "slice-start", "dynamic-slice-start")
     dma |= instruction.target in _X64_CUSTOM_CALLS
     operands = (computation.instructions[name].shapes for name in instruction.operands)
-    scalar = not body and all(not s.dims for shapes in (instruction.shapes, *operands) for s in shapes)
+    scalar = not body and all(math.prod(s.dims) == 1 for shapes in (instruction.shapes, *operands) for s in shapes)
     return Kernel(
         instruction.name,
         instruction.opcode,
