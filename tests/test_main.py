@@ -103,3 +103,59 @@ def test_several_devices(tmp_path):
         torch.jax.set_device(2); print(torch.ones(1, device="jax").device)
     """, tmp_path, module=False, XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert out.split("\n")[:5] == ["4", "jax:3 jax:1 [0.0, 2.0, 4.0, 6.0] [1]", "True", "jax:0 [0.0, 1.0, 2.0, 3.0]", "jax:2"]
+
+
+def test_what_cuda_scripts_do(tmp_path):
+    out = run("""
+        import io, torch
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        torch.backends.cudnn.benchmark = True
+        model = nn.DataParallel(nn.Linear(2, 2)).cuda()
+        side = torch.cuda.Stream()
+        for x, y in DataLoader(TensorDataset(torch.randn(8, 2), torch.randint(0, 2, (8,))), batch_size=4, pin_memory=True):
+            with torch.cuda.stream(side):
+                x, y = x.cuda(non_blocking=True), y.to(torch.device("cuda", 0), non_blocking=True)
+            torch.cuda.current_stream().wait_stream(side)
+            x.record_stream(torch.cuda.current_stream())
+            nn.functional.cross_entropy(model(x), y).backward()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(), end.record()
+        torch.cuda.synchronize()
+        with torch.cuda.device("cuda:0"):
+            print(model.module.weight.grad.is_cuda, x.is_cuda, torch.ones(1).is_cuda, start.elapsed_time(end) >= 0)
+        old = torch.cuda.FloatTensor([1.0, 2.0])
+        print(old.device, isinstance(old, torch.cuda.FloatTensor), isinstance(old, torch.cuda.LongTensor), isinstance(torch.ones(1), torch.cuda.FloatTensor))
+        print(torch.ones(1).type("torch.cuda.DoubleTensor").dtype, torch.ones(1).type(torch.cuda.HalfTensor).device)
+        file = io.BytesIO()
+        torch.save({"a": torch.ones(1).cuda()}, file)
+        places = []
+        for where in (None, "cuda:0", "cpu", {"cuda:0": "cpu"}, lambda storage, _: storage.cuda(0)):
+            file.seek(0)
+            places.append(torch.load(file, map_location=where)["a"].device.type)
+        print(*places)
+        with torch.cuda.nvtx.range("step"):
+            torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop()
+        try:
+            torch._C._cuda_getDeviceCount()
+        except AttributeError:
+            print("no CUDA")
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        print(torch.ones(1).device)
+    """, tmp_path, "--cuda-as-jax")
+    assert out.split("\n")[:-1] == ["True True False True", "jax:0 True False False", "torch.float64 jax:0", "jax jax cpu cpu jax",
+                                    "no CUDA", "jax:0"]
+
+
+def test_files_of_cuda_tensors_load(tmp_path):
+    out = run("""
+        import io, torch
+
+        torch.serialization.register_package(0, lambda s: "cuda:0", lambda s, location: None)  # save as on a CUDA machine
+        file = io.BytesIO()
+        torch.save(torch.arange(3.0), file)
+        file.seek(0)
+        print(torch.load(file))
+    """, tmp_path, "--cuda-as-jax")
+    assert out == "tensor([0., 1., 2.], device='jax:0')\n"

@@ -86,6 +86,13 @@ def test_moving_keeps_the_parameter_objects():
     assert not torch.equal(m.weight.detach().cpu(), before)
 
 
+def test_map_location_may_move_storages():
+    back = through_file(torch.arange(3.0), map_location=lambda storage, _: storage.jax())
+    assert back.device == torch.device(DEVICE, 0) and back.tolist() == [0.0, 1.0, 2.0]
+    back = through_file(torch.arange(3.0, device=DEVICE), map_location=lambda storage, _: storage)
+    assert back.device.type == "cpu" and back.tolist() == [0.0, 1.0, 2.0]
+
+
 def plus_one(x, queue):
     queue.put(x + 1)
 

@@ -9,95 +9,11 @@ import functools
 import os
 import runpy
 import sys
-import threading
-import types
 
-import torch
-from torch.overrides import TorchFunctionMode
-
-import torchax_tpu
-from torchax_tpu import device as _device
+from torchax_tpu.cuda_names import cuda_as_jax
 
 FLAG = "--cuda-as-jax"
 USAGE = f"usage: python -m torchax_tpu [{FLAG}] (script.py | -m module) [arguments]"
-
-
-def translate(x):
-    """A device argument that says cuda, as the JAX device; everything else as it is."""
-    if isinstance(x, str) and (x == "cuda" or x.startswith("cuda:")):
-        return _device.NAME + x[4:]
-    if isinstance(x, torch.device) and x.type == "cuda":
-        return torch.device(_device.NAME, x.index) if x.index is not None else torch.device(_device.NAME)
-    return x
-
-
-class CudaAsJax(TorchFunctionMode):
-    """Translates device arguments of every torch function."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = {k: translate(v) for k, v in kwargs.items() if k != "pin_memory"} if kwargs else {}  # ordinary memory does
-        return func(*map(translate, args), **kwargs)
-
-
-def _translating(function):
-    """``function`` with its device arguments translated."""
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        return function(*map(translate, args), **{k: translate(v) for k, v in kwargs.items()})
-
-    return call
-
-
-def _translating_class(cls):
-    """A subclass whose constructor translates device arguments."""
-    def __init__(self, *args, **kwargs):
-        cls.__init__(self, *map(translate, args), **{k: translate(v) for k, v in kwargs.items()})
-
-    return type(cls.__name__, (cls,), {"__init__": __init__, "__doc__": cls.__doc__})
-
-
-def cuda_as_jax():
-    """Make "cuda" mean the JAX device, for the rest of this process; returns the mode to enter."""
-    ours = torch.get_device_module(_device.NAME)
-    for name in dir(ours):
-        if not name.startswith("_") and isinstance(getattr(torch.cuda, name, None), types.FunctionType):
-            setattr(torch.cuda, name, _translating(getattr(ours, name)))
-    torch.cuda.is_available = lambda: True
-    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
-    torch.cuda._lazy_init = lambda: None
-    torch.Tensor.cuda = lambda self, device=None, non_blocking=False, memory_format=torch.preserve_format: self.to(
-        _move(device), non_blocking=non_blocking, memory_format=memory_format)
-    torch.nn.Module.cuda = lambda self, device=None: self.to(_move(device))
-    autocast = _translating_class(torch.autocast)
-    torch.autocast = torch.amp.autocast = torch.amp.autocast_mode.autocast = autocast
-    torch.cuda.amp.autocast = functools.partial(autocast, _device.NAME)
-    scaler = torch.amp.GradScaler
-    torch.amp.GradScaler = lambda device="cuda", *args, **kwargs: scaler(translate(device), *args, **kwargs)
-    torch.cuda.amp.GradScaler = functools.partial(scaler, _device.NAME)
-    torch.load = _translating(torch.load)
-    torch.set_default_device = _translating(torch.set_default_device)
-    generator = torch.Generator
-
-    class Generator(generator):
-        def __new__(cls, device="cpu"):
-            where = translate(device)
-            return generator() if torch.device(where).type == "cpu" else torchax_tpu.Generator(where)
-
-    torch.Generator = Generator
-    run = threading.Thread.run
-
-    def run_translating(self):
-        with CudaAsJax():
-            run(self)
-
-    threading.Thread.run = run_translating
-    return CudaAsJax()
-
-
-def _move(device):
-    if isinstance(device, int):
-        return torch.device(_device.NAME, device)
-    return translate(device if device is not None else "cuda")
 
 
 def main(argv):

@@ -80,8 +80,18 @@ def load():
         try:
             _bring_up()
             _loaded = True
+            for call in _listeners:
+                call()
         finally:
             _loading = False
+
+
+_listeners = []
+
+
+def on_load(call):
+    """Call ``call()`` once the device is up (now, if it is)."""
+    call() if _loaded else _listeners.append(call)
 
 
 def _bring_up():
@@ -242,6 +252,23 @@ def _restore(storage, location):
     return sys.modules[f"{__package__}.serialization"].restore(storage, location)
 
 
+def _storage_to(own):
+    """Storages of the CPU move to the device as bytes for it: torch.load's ``map_location=lambda s, _: s.jax()``."""
+    @functools.wraps(own)
+    def to(self, device, non_blocking=False):
+        device = torch.device(device)
+        if device.type != NAME or not isinstance(self, torch.UntypedStorage):
+            return own(self, device, non_blocking)
+        return _restore(self.clone(), str(device))
+
+    return to
+
+
+def _storage_jax(self, device=None, non_blocking=False):
+    """A copy of this storage on the device."""
+    return self.to(device=torch.device(NAME, device_module.index_of(device)))
+
+
 _thread = threading.local()
 
 
@@ -277,6 +304,8 @@ def setup():
     _default_autocast_dtype()
     device_module.serve_accelerator()
     parallel.setup(NAME)
+    torch.storage._to = _storage_to(torch.storage._to)
+    setattr(torch.UntypedStorage, NAME, _storage_jax)
     torch.Tensor.jax = _array
     torch.nn.Module.jax = _move_module
     torch._has_compatible_shallow_copy_type = _compatible(torch._has_compatible_shallow_copy_type)
