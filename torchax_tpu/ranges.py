@@ -22,7 +22,7 @@ def _arange(start, end, step, dtype, device):
     if dtype is None:
         dtype = torch.int64 if integers else torch.get_default_dtype()
     if step == 0:
-        raise ValueError("step must be nonzero")
+        raise RuntimeError("step must be nonzero")
     if not all(math.isfinite(v) for v in (start, end)):
         raise RuntimeError(f"unsupported range: {start} -> {end}")
     if (step > 0) != (end >= start) and end != start:
