@@ -54,6 +54,10 @@ def test_accelerator_and_module():
     assert torch.jax.is_available() and torch.jax.current_device() == 0
     assert isinstance(torch.jax.memory_stats(), dict)
     assert torch.accelerator.memory_allocated() >= 0
+    kept = torch.ones(2**18, device=DEVICE) + 1
+    assert torch.jax.memory_allocated() >= kept.nbytes and "allocated" in torch.jax.memory_summary()
+    torch.jax.empty_cache(), torch.jax.ipc_collect()
+    assert not torch.jax.is_current_stream_capturing()
 
 
 def test_jax_arrays_both_ways():

@@ -337,6 +337,18 @@ def empty_cache():
     """Nothing to do: XLA's allocator reuses what is free."""
 
 
+def ipc_collect():
+    """Nothing to do: device memory isn't shared between processes."""
+
+
+def memory_summary(device=None, abbreviated=False):
+    """The memory figures of a device as text."""
+    used, peak, limit = _memory(device)
+    rows = [("allocated", used), ("highest so far", peak), *([("limit", limit)] if limit else [])]
+    return "\n".join([f"Memory of {_name}:{index_of(device)} ({get_device_name(device)})",
+                      *(f"{name:>16}  {size / 2**20:12.1f} MiB" for name, size in rows)])
+
+
 # ---------------------------------------------------------------- streams and events
 
 
@@ -403,6 +415,11 @@ default_stream = current_stream
 
 def set_stream(stream):
     """Nothing to do: there is one stream."""
+
+
+def is_current_stream_capturing():
+    """False: there are no graphs to capture; torchax_tpu.jit compiles."""
+    return False
 
 
 class stream:

@@ -192,4 +192,4 @@ def _set_data_of_any(self, value):
 
 
 # C++ takes a CPU tensor and one of a Python backend for incompatible; between other devices the assignment works.
-torch.Tensor.data = property(torch._C.TensorBase.data.__get__, _set_data_of_any)
+torch.Tensor.data = property(torch._C.TensorBase.data.__get__, _set_data_of_any, doc=torch._C.TensorBase.data.__doc__)
