@@ -40,10 +40,20 @@ _SEQUENCE_FIRST = "...lhd,...shd->...hls", "...hls,...shd->...lhd"
 _GROUPED = "...lhgd,...shd->...hgls", "...hgls,...shd->...lhgd"
 
 
+def _contract(form, a, b, compute, precision=None):
+    """einsum that accumulates in ``compute``. XLA's CPU kernels lack some products of halves into float32: widen them there."""
+    def narrow(a, b):
+        return jnp.einsum(form, a, b, preferred_element_type=compute, precision=precision)
+
+    if a.dtype == compute:
+        return narrow(a, b)
+    return jax.lax.platform_dependent(a, b, cpu=lambda a, b: narrow(cast(a, compute), cast(b, compute)), default=narrow)
+
+
 def _scores(q, k, scale, compute, form=_PLAIN[0]):
     """q k^T, scaled, in the compute dtype."""
     exact = jax.lax.Precision.HIGHEST if compute == np.float64 else None
-    s = jnp.einsum(form, q, k, preferred_element_type=compute, precision=exact)
+    s = _contract(form, q, k, compute, exact)
     return s * cast(scale, compute)
 
 
@@ -110,7 +120,7 @@ def attend(q, k, v, mask=None, is_causal=False, scale=None, keep=None):
     weights = jax.nn.softmax(scores, axis=-1) if scores.shape[-1] else scores
     if keep is not None:
         weights = weights * keep
-    out = cast(jnp.einsum(forms[1], cast(weights, q.dtype), v, preferred_element_type=compute), q.dtype)
+    out = cast(_contract(forms[1], cast(weights, q.dtype), v, compute), q.dtype)
     if forms is not _PLAIN:
         out = jnp.moveaxis(out, -4, -2) if shared else jnp.swapaxes(out, -3, -2)
     if alive is not None:
