@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import torch
 
-from . import dtypes, storage
+from . import dtypes, narrow, storage
 
 _BITS = {2: (np.int16, torch.int16), 1: (np.int8, torch.int8)}
 _put = jax.jit(lambda x: x)
@@ -32,11 +32,10 @@ def cpu_to_numpy(tensor):
 def numpy_to_array(values, index=0):
     """A jax.Array on device ``index`` with a copy of a numpy array's values, dtype kept."""
     wide = values.dtype in dtypes.WIDE
-    copy = np.array(values, copy=True, order="C")
+    copy = np.array(narrow.from_numpy(values) if wide else values, copy=True, order="C")
     with storage.x64(wide):
-        if index == 0:
-            return _put(copy)
-        return jax.device_put(copy, jax.devices()[index])
+        array = _put(copy) if index == 0 else jax.device_put(copy, jax.devices()[index])
+    return narrow.hold(array, values.dtype)
 
 
 def cpu_to_array(tensor, index=0):

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import convert, dtypes, errors, overlap, storage, strides
+from . import convert, dtypes, errors, narrow, overlap, storage, strides
 from . import tensor as T
 from .registry import aten, special
 from .storage import tracing
 
 
 def _concrete(array, what):
-    if isinstance(array, jax.core.Tracer):
+    if narrow.is_traced(array):
         raise errors.TraceError(
             f"{what} needs the values of a tensor while a program is being traced. Keep values on the device "
             "(torch.where, torch.cond, tensor arithmetic), or move this line out of the jitted function.")
@@ -121,12 +121,12 @@ def _cast(array, dtype):
     """``array`` in another numpy dtype, by one compiled call."""
     if array.dtype == dtype:
         return array
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, jax.core.Tracer) and not narrow.ON:
         with storage.x64(array.dtype in dtypes.WIDE or dtype in dtypes.WIDE):
             return dtypes.cast(array, dtype)
     fn = _convert.get(dtype)
     if fn is None:
-        fn = _convert[dtype] = jax.jit(lambda x: dtypes.cast(x, dtype))
+        fn = _convert[dtype] = narrow.jit(lambda x: dtypes.cast(x, dtype))
     with storage.x64(array.dtype in dtypes.WIDE or dtype in dtypes.WIDE):
         return fn(array)
 
@@ -194,12 +194,12 @@ _broadcasts = {}
 
 
 def _broadcast(array, shape):
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, jax.core.Tracer) and not narrow.ON:
         with storage.x64(array.dtype in dtypes.WIDE):
             return _broadcast_to(array, shape)
     fn = _broadcasts.get(shape)
     if fn is None:
-        fn = _broadcasts[shape] = jax.jit(lambda x: _broadcast_to(x, shape))
+        fn = _broadcasts[shape] = narrow.jit(lambda x: _broadcast_to(x, shape))
     with storage.x64(array.dtype in dtypes.WIDE):
         return fn(array)
 
@@ -336,12 +336,12 @@ def grow(cell, numel, dtype, alone=False, shrink=False):
         cell.lazy, cell.perm = ((need,), own), None
         return
     with storage.x64(cell.wide):
-        array = storage.cell_array(cell)
+        array = narrow.bare(storage.cell_array(cell))
         flat = jnp.reshape(array if cell.perm is None else jnp.transpose(array, cell.perm), (-1,))
         if tracing.active is not None:
             tracing.active.note(cell)
-        flat = flat[:need] if have > need else jnp.concatenate([flat, jnp.zeros(need - have, own)])
-        cell.array, cell.perm = flat, None
+        flat = flat[:need] if have > need else jnp.concatenate([flat, jnp.zeros(need - have, flat.dtype)])
+        cell.array, cell.perm = narrow.hold(flat, own), None
     cell.version += 1
 
 
@@ -361,11 +361,12 @@ def resize_(self, size, memory_format=None):
         if cell.array is not None:
             grow(cell, numel, dtype, alone=True)
             with storage.x64(cell.wide):
-                memory = storage.cell_array(cell)
+                memory = narrow.bare(storage.cell_array(cell))
                 memory = memory if cell.perm is None else jnp.transpose(memory, cell.perm)
-                cell.array = jnp.reshape(memory, [size[p] for p in perm] if perm else size)
+                memory = jnp.reshape(memory, [size[p] for p in perm] if perm else size)
                 if perm:
-                    cell.array = jnp.transpose(cell.array, np.argsort(perm).tolist())
+                    memory = jnp.transpose(memory, np.argsort(perm).tolist())
+                cell.array = narrow.hold(memory, dtype)
         else:
             cell.lazy = (size, cell.lazy[1])
         cell.perm = perm

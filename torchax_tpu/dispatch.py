@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import dtypes, strides
+from . import dtypes, narrow, strides
 from .random import make_key
 from .registry import SCALAR, SCALARS, STATIC, TENSOR, TENSORS
 
@@ -70,11 +70,12 @@ def _kind(value):
 class Program:
     """An op with its static arguments bound. ``call`` is jitted unless the op forbids it."""
 
-    __slots__ = ("op", "slots", "keyword", "into", "call")
+    __slots__ = ("op", "slots", "keyword", "into", "call", "wide")
 
     def __init__(self, op, slots, keyword, into):
         self.op, self.slots, self.keyword, self.into = op, slots, keyword, into
         self.call = jax.jit(self.run) if op.jit else self.run
+        self.wide = narrow.program(self.call)  # the way to call it where 64-bit arrays take part
 
     def run(self, *arrays):
         arrays = list(arrays)
@@ -110,6 +111,11 @@ def _fetch(slot, arrays):
         return strides.read(plan.key, plan.moving, base, *arrays[index + 1: index + 1 + len(plan.run_starts())])
     if kind == LIST:
         return [_fetch(s, arrays) for s in what]
+    if narrow.ON and dtypes.narrowing.active:
+        if type(what) is torch.dtype:
+            return dtypes.NARROW_TORCH.get(what, what)
+        if type(what) is jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(what.shape, narrow.stored(what.dtype))
     return what
 
 
@@ -123,7 +129,7 @@ def _strong(out):
 
 def fit(out, target, op):
     """``out`` as it is written into ``target`` (array or shape struct); RuntimeError as in torch."""
-    out = jnp.asarray(out)
+    out = out if hasattr(out, "dtype") else jnp.asarray(out)
     if tuple(out.shape) != tuple(target.shape):
         raise RuntimeError(f"{op.overload}: output with shape {list(target.shape)} doesn't match the broadcast shape "
                            f"{list(out.shape)}")
@@ -131,7 +137,15 @@ def fit(out, target, op):
     if not torch.can_cast(have, want):
         raise RuntimeError(f"{op.overload}: result type {_name(have)} can't be cast to the desired output type "
                            f"{_name(want)}")
-    return _strong(dtypes.cast(out, target.dtype))
+    return convert(out, np.dtype(target.dtype))
+
+
+_convert = narrow.jit(lambda x, dtype: _strong(dtypes.cast(x, dtype)), (1,))
+
+
+def convert(array, dtype):
+    """``array`` in another numpy dtype."""
+    return _convert(array, dtype) if narrow.ON and not dtypes.narrowing.inside else _strong(dtypes.cast(array, dtype))
 
 
 _NAMES = {torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
@@ -166,8 +180,8 @@ _identity = jax.jit(lambda x: x)
 
 
 def _weak_array(value, wide):
-    with jax.enable_x64(bool(wide)):
-        return _identity(value)
+    with jax.enable_x64(bool(wide and not narrow.ON)):
+        return _identity(narrow.number(value))
 
 
 def makes_int64(arrays, value):

@@ -4,6 +4,8 @@ Promotion is torch's own (`torch._prims_common.elementwise_dtypes`); it runs whi
 traced, never per call.
 """
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -38,6 +40,19 @@ TO_TORCH = {v: k for k, v in TO_JAX.items()}
 WIDE_TORCH = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
 WIDE = frozenset(TO_JAX[d] for d in WIDE_TORCH)
 # np.dtype -> (torch dtype, needs 64-bit mode): one lookup serves both when a result is wrapped.
+# 64-bit dtypes and what holds them when config.int64 is "narrow" (see narrow.py)
+NARROW = {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32),
+          np.dtype(np.float64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.complex64)}
+NARROW_TORCH = {TO_TORCH[k]: TO_TORCH[v] for k, v in NARROW.items()}
+
+
+class Narrowing(threading.local):
+    """Per thread, while a function is traced for narrow.py: ``inside``, and ``active`` if over narrow arrays."""
+
+    active = inside = False
+
+
+narrowing = Narrowing()
 WRAP = {v: (k, v in WIDE) for k, v in TO_JAX.items()}
 
 
@@ -152,4 +167,5 @@ def cast(x, dtype):
 
 def default_float():
     """torch's default float dtype, as a numpy dtype."""
-    return TO_JAX[torch.get_default_dtype()]
+    dtype = TO_JAX[torch.get_default_dtype()]
+    return NARROW.get(dtype, dtype) if narrowing.active else dtype

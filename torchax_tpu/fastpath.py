@@ -10,7 +10,7 @@ same cache keys.
 import jax
 import torch
 
-from . import dispatch, dtypes, storage
+from . import dispatch, dtypes, narrow, storage
 from . import tensor as T
 from .registry import SCALAR, STATIC, TENSOR, TENSORS
 from .storage import Cell, tracing
@@ -127,7 +127,9 @@ def _source(name, op, finish, kinds, optional, entry):
         lines.append("    view.fused = version")
     lines.append("    try:")
     if viewed:
-        lines += ["        if wide:", "            with x64(True):", f"                {call}", "        else:", f"            {call}"]
+        lines += (["        if wide:", f"            {call.replace('program.call', 'program.wide')}"] if narrow.ON else
+                  ["        if wide:", "            with x64(True):", f"                {call}"])
+        lines += ["        else:", f"            {call}"]
     elif sliced and not listed:  # unpacking costs more than asking
         lines += ["        if len(starts) == 1:", f"            {call.replace('*starts', 'starts[0]')}", "        else:",
                   f"            {call}"]

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from . import config, errors, fastpath, storage
+from . import config, errors, fastpath, narrow, storage
 from . import tensor as T
 from .ops import indexing
 from .registry import SPECIAL, TABLE, Op, aten, mutated_args
 
 _MASKS = frozenset({torch.bool, torch.uint8})
-_masked_write = jax.jit(indexing.masked_write, static_argnums=(2, 4))
-_masked_rows = jax.jit(indexing.masked_rows, static_argnums=(2, 4))
+_masked_write = narrow.jit(indexing.masked_write, (2, 4))
+_masked_rows = narrow.jit(indexing.masked_rows, (2, 4))
 
 
 def _plain(indices):
@@ -48,13 +48,13 @@ def _check_mask(self, mask, at):
 def _true(mask, func):
     """Integer index tensors of a mask's true elements."""
     array = storage.read(mask)
-    if isinstance(array, jax.core.Tracer):
+    if narrow.is_traced(array):
         raise errors.TraceError(
             f"{func} with a boolean mask has a result whose shape depends on values; it can't be part "
             "of a traced program. Use torch.where(mask, x, 0), or x[mask] = scalar."
         )
     device = mask._cell.device
-    return [T.wrap(a, device) for a in indexing.find_true(jnp.reshape(array, mask.shape or (1,)))]
+    return [T.wrap(a, device) for a in indexing.find_true(jnp.reshape(narrow.bare(array), mask.shape or (1,)))]
 
 
 def expand(self, indices, func):
@@ -138,7 +138,7 @@ def _write_masked(self, mask, lead, values, accumulate, func):
     at = values.dim() - (self.dim() - lead - mask.dim()) - 1
     if at < 0 or values.shape[at] == 1 and at <= lead:
         write = _masked_write
-    elif isinstance(storage.read(mask), jax.core.Tracer):
+    elif narrow.is_traced(storage.read(mask)):
         write = _masked_rows
     else:
         return None
@@ -279,8 +279,9 @@ def _bad(index, lo, hi):
 def check(index, n, dim, negative=True, error=IndexError):
     """``error`` if an index tensor holds a value out of range; nothing under a trace."""
     array = storage.read(index) if isinstance(index, T.Tensor) else None
-    if array is None or isinstance(array, jax.core.Tracer) or not array.size or array.dtype.kind not in "iu":
+    if array is None or narrow.is_traced(array) or not array.size or array.dtype.kind not in "iu":
         return
+    array = narrow.bare(array)
     with storage.x64(array.dtype.itemsize == 8):
         wrong, value = _bad(array, np.array(-n if negative else 0, np.int32), np.array(n, np.int32))
     if wrong:

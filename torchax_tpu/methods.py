@@ -2,15 +2,15 @@
 
 import torch
 
-from . import convert, copies, moves, serialization, storage
+from . import convert, copies, moves, narrow, serialization, storage
 from . import tensor as T
 
 
 def to_jax(tensor, *, copy=False):
     """The jax.Array with a tensor's values (a CPU tensor is copied)."""
     if isinstance(tensor, T.Tensor):
-        return storage.read(tensor)
-    return convert.cpu_to_array(tensor.detach().cpu(), T.current.index)
+        return narrow.bare(storage.read(tensor))
+    return narrow.bare(convert.cpu_to_array(tensor.detach().cpu(), T.current.index))
 
 
 def _get_data(self):
@@ -24,7 +24,7 @@ def _data_ptr(self):
 
 
 def _repr(self, *, tensor_contents=None):
-    array = storage.read(self)
+    array = narrow.bare(storage.read(self))
     if not hasattr(array, "addressable_shards") or type(array).__name__.endswith("Tracer"):
         return f"tensor(<traced {tuple(self.shape)} {self.dtype}>, device='{self.device}')"
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jax import lax
 
-from . import convert, dtypes, storage
+from . import convert, dtypes, narrow, storage
 from . import tensor as T
 from .registry import aten, special
 from .storage import tracing
@@ -55,8 +55,9 @@ def _traced(start, step, length, want):
     wide = want.kind not in "iu" or want.itemsize > 4
     with storage.x64(wide):
         compute = np.dtype(np.float64) if want.kind not in "iu" else want if want.itemsize > 4 else np.dtype(np.int32)
+        compute, start, step = narrow.stored(compute), narrow.bare(start), narrow.bare(step)
         values = dtypes.cast(lax.iota(np.int32, length), compute) * jnp.asarray(step, compute) + jnp.asarray(start, compute)
-        return dtypes.cast(values, want)
+        return narrow.hold(dtypes.cast(values, narrow.stored(want)), want)
 
 
 @special(aten.arange.default)

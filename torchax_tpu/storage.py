@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import dtypes, strides
+from . import dtypes, narrow, strides
+from .narrow import x64
 
 _numbers = itertools.count(1)
 
@@ -110,27 +111,11 @@ _zeros_cache = {}
 
 def _zeros(shape, dtype):
     if tracing.active is not None:
-        return jnp.zeros(shape, dtype)
+        return narrow.hold(jnp.zeros(shape, narrow.stored(dtype)), dtype)
     fn = _zeros_cache.get((shape, dtype))
     if fn is None:
-        fn = _zeros_cache[shape, dtype] = jax.jit(lambda: jnp.zeros(shape, dtype))
+        fn = _zeros_cache[shape, dtype] = narrow.jit(lambda: jnp.zeros(shape, dtype))
     return fn()
-
-
-class _Off:
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *exc):
-        return None
-
-
-_OFF = _Off()
-
-
-def x64(wide):
-    """A context with JAX's 64-bit mode on when ``wide``, else one that does nothing."""
-    return jax.enable_x64(True) if wide else _OFF
 
 
 def cell_array(cell):
@@ -155,14 +140,14 @@ def read(tensor):
     with x64(cell.wide or view.dtype in dtypes.WIDE):
         out = read_view(base, cell.perm, view)
         if view.flip is not None:
-            out = view.flip(out)
+            out = narrow.hold(view.flip(narrow.bare(out)), view.dtype)
     if tracing.active is None:
         view.array, view.version = out, cell.version
     return out
 
 
 def _concrete(array):
-    return not isinstance(array, jax.core.Tracer)
+    return not narrow.is_traced(array)
 
 
 _start_cache = {}
@@ -182,7 +167,8 @@ def read_view(base, perm, view):
     """Read ``view`` of a cell array; one compiled call when ``base`` is concrete."""
     p = strides.plan(_memory_dims(base, perm, view.dtype), view.size, view.stride, view.offset)
     starts = p.run_starts()
-    if _concrete(base):
+    narrow.refuse_bits(base.dtype, view.dtype)
+    if narrow.ON or _concrete(base):
         reader = _reader(p.key, p.moving, perm, view.dtype if view.dtype != base.dtype else None)
         return reader(base, *map(_start, starts))
     return strides.read(p.key, p.moving, _memory(base, perm, view.dtype), *starts)
@@ -198,6 +184,8 @@ def _memory_dims(base, perm, dtype):
 
 def _memory(base, perm, dtype):
     """A cell array in memory order; as a vector of ``dtype`` over the same bytes if that is another dtype."""
+    if narrow.ON:
+        dtype = narrow.stored(dtype)
     if perm is not None:
         base = jnp.transpose(base, perm)
     return base if dtype is None or base.dtype == dtype else _bits(base, dtype)
@@ -205,7 +193,7 @@ def _memory(base, perm, dtype):
 
 @functools.lru_cache(maxsize=16384)
 def _reader(key, moving, perm, dtype):
-    return jax.jit(lambda base, *starts: strides.read(key, moving, _memory(base, perm, dtype), *starts))
+    return narrow.jit(lambda base, *starts: strides.read(key, moving, _memory(base, perm, dtype), *starts))
 
 
 def fusible(cell, view):
@@ -249,7 +237,7 @@ def write(tensor, value, overlap=False):
                            "memory location. Please clone() the tensor before performing the operation.")
     base = cell_array(cell)
     with x64(cell.wide or view.dtype in dtypes.WIDE):
-        stored = value if view.flip is None else view.flip(value)
+        stored = value if view.flip is None else narrow.hold(view.flip(narrow.bare(value)), view.dtype)
         cell.array = write_view(base, cell.perm, view, stored)
     cell.version += 1
     if trace is None and value.shape == view.size and strides.distinct(view.size, view.stride):
@@ -260,12 +248,15 @@ def write_view(base, perm, view, value):
     """The cell array with ``value`` written through ``view``; one compiled call for concrete arrays."""
     p = strides.plan(_memory_dims(base, perm, view.dtype), view.size, view.stride, view.offset)
     starts = p.run_starts()
-    if _concrete(base) and _concrete(value):
+    narrow.refuse_bits(base.dtype, view.dtype)
+    if narrow.ON or _concrete(base) and _concrete(value):
         return _writer(p.key, p.moving, perm, view.dtype)(base, value, *map(_start, starts))
     return _write(p.key, p.moving, perm, view.dtype, base, value, *starts)
 
 
 def _write(key, moving, perm, dtype, base, value, *starts):
+    if narrow.ON:
+        dtype = narrow.stored(dtype)
     ordered = base if perm is None else jnp.transpose(base, perm)
     value = jnp.broadcast_to(value, key[4])
     out = strides.write(key, moving, _memory(ordered, None, dtype), value, *starts)
@@ -279,7 +270,7 @@ def _write(key, moving, perm, dtype, base, value, *starts):
 
 @functools.lru_cache(maxsize=16384)
 def _writer(key, moving, perm, dtype):
-    return jax.jit(functools.partial(_write, key, moving, perm, dtype))
+    return narrow.jit(functools.partial(_write, key, moving, perm, dtype))
 
 
 def _bits(array, dtype):

@@ -11,7 +11,7 @@ from jax import ShapeDtypeStruct
 from torch.optim.optimizer import _foreach_supported_types as _optim_types
 from torch.utils._foreach_utils import _foreach_supported_types as _util_types
 
-from . import dispatch, dtypes, errors, registry, storage, strides
+from . import dispatch, dtypes, errors, narrow, registry, storage, strides
 from .device_module import current
 from .dispatch import ARRAY, CONST, LIST, VIEWED, Program
 from .explain import explain
@@ -376,8 +376,7 @@ def make_handler(op):
                                     f"program. {ADVICE.get(func._schema.name, 'Use masks or torch.where instead.')}")
         try:
             if wide:
-                with jax.enable_x64(True):
-                    out = program.call(*arrays)
+                out = program.wide(*arrays)
             else:
                 out = program.call(*arrays)
         except Exception as error:
@@ -512,7 +511,7 @@ def make_finish(op):
 
 
 def _host(out):
-    if isinstance(out, jax.core.Tracer):
+    if narrow.is_traced(out):
         raise errors.TraceError("a Python bool or number was asked of a traced tensor; use torch.where or torch.cond")
     return out.item()
 
@@ -611,6 +610,13 @@ def t_struct(t):
 
 
 _FILLS = frozenset({"linspace", "logspace"})  # out= keeps its shape if its size fits
+# out= of these must have the result's very dtype, in torch too
+_EXACT = frozenset("""abs addmm addmv addbmm baddbmm dot vdot bmm mm matmul bitwise_not ceil conj_physical linalg_cross cummax cummin
+    expand_copy diagonal_copy alias_copy permute_copy view_copy unfold_copy squeeze_copy unsqueeze_copy transpose_copy t_copy frac floor
+    kthvalue masked_select mode neg nan_to_num heaviside histogram histc gather index_copy index_select index_add index_reduce sort take
+    scatter scatter_add scatter_reduce tril triu where amax amin round sign sgn trunc topk logcumsumexp _softmax _log_softmax softplus
+    softshrink hardshrink gelu linalg_vector_norm linalg_inv_ex linalg_cholesky_ex linalg_qr linalg_lu _linalg_svd
+    _linalg_eigh""".split())
 _CATS = frozenset({"cat", "stack", "_chunk_cat"})  # torch raises TypeError here
 
 
@@ -621,6 +627,8 @@ def write_out(target, value, func):
     have, name = dtypes.TO_TORCH[value.dtype], func._schema.name.split("::")[1]
     if name in _FILLS and target.numel() == value.size:
         value = value.reshape(target.shape)
+    if have != target.dtype and name in _EXACT:
+        raise RuntimeError(f"{func}: Expected out tensor to have dtype {have}, but got {target.dtype} instead")
     if not torch.can_cast(have, target.dtype) and name != "bernoulli":
         raise (TypeError if name in _CATS else RuntimeError)(f"{func}: result type {dispatch._name(have)} can't be cast to the desired output type "
                            f"{dispatch._name(target.dtype)}")
@@ -631,4 +639,4 @@ def write_out(target, value, func):
                           f"which does not match the required output shape {list(value.shape)}.", stacklevel=2)
         target.resize_(value.shape)
     with storage.x64(target._cell.wide or value.dtype in dtypes.WIDE):
-        storage.write(target, dtypes.cast(value, dtypes.to_jax(target.dtype)))
+        storage.write(target, dispatch.convert(value, dtypes.to_jax(target.dtype)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from . import storage, strides
+from . import narrow, storage, strides
 from . import tensor as T
 from .copies import owned
 from .registry import SPECIAL, TABLE, aten, special
@@ -117,7 +117,7 @@ def as_strided_scatter(self, src, size, stride, storage_offset=None):
 # ---------------------------------------------------------------- gradients
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+@functools.partial(narrow.jit, static_argnums=(2, 3, 4))
 def _placed(grad, start, sizes, dim, step):
     """Zeros of ``sizes`` with ``grad`` at start, start + step, ... along ``dim``."""
     if grad.ndim != len(sizes):

@@ -8,7 +8,7 @@ import jax
 import torch
 from torch.utils import _pytree as pytree
 
-from .. import storage
+from .. import narrow, storage
 from .. import tensor as T
 from .guards import PLAIN
 from .program import Program
@@ -239,7 +239,7 @@ def _describe(tensor, leaves):
 def _inline(tensor):
     """Tensors under another transform (vmap, grad, an enclosing jax.jit): no program of our own."""
     if isinstance(tensor, T.Tensor):
-        return isinstance(tensor._cell.array, jax.core.Tracer)
+        return narrow.is_traced(tensor._cell.array)
     return type(tensor) is torch.Tensor and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

@@ -13,7 +13,7 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from jax._src.interpreters.partial_eval import partial_eval_jaxpr_nounits
 
-from .. import dtypes, storage
+from .. import dtypes, narrow, storage
 from .. import tensor as T
 from .trace import refuse
 
@@ -52,7 +52,9 @@ class Differentiable:
         self.outs = [i for i, _ in outs]
         self.ins = [k for k, _ in inputs]
         self.present = [g is not None for g in grads]
-        return [storage.read(g) for g in grads if g is not None]
+        arrays = [storage.read(g) for g in grads if g is not None]
+        self.stand_for = [a.dtype for a in arrays]
+        return arrays
 
     def split(self, pure, avals, unknown, count, wide):
         """Compile forward and backward from the joint program with ``count`` forward outputs."""
@@ -164,9 +166,9 @@ class _Call(torch.autograd.Function):
     def backward(ctx, *cotangents):
         half = ctx.half
         with torch.no_grad():
-            arrays = [storage.read(c) for c in cotangents]
+            arrays = [narrow.bare(storage.read(c)) for c in cotangents]
             with storage.x64(half.wide):
-                out = list(half.backward(*ctx.residuals, *arrays))
+                out = list(map(narrow.hold, half.backward(*ctx.residuals, *arrays), half.stand_for))
             grads = [T.wrap(out.pop(0), ctx.device) if p else None for p in half.present]
         if torch.is_grad_enabled():  # create_graph: these gradients depend on the inputs, but not for autograd
             grads = [None if g is None else _Once.apply(g, *cotangents, *ctx.inputs) for g in grads]

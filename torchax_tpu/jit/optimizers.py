@@ -18,7 +18,7 @@ import torch
 from jax._src.lax.lax import _convert_element_type
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .. import storage
+from .. import narrow, storage
 from .. import tensor as T
 from ..errors import TraceError
 
@@ -33,6 +33,7 @@ class TracedFloat(float):
 
     @staticmethod
     def make(trace, tracer, value, kind=None):
+        tracer = narrow.bare(tracer)
         # A unique value near the true one: it identifies the tracer when an op receives it.
         while True:
             tagged = (value or 1e-280) * (1.0 + _wiggle.randrange(1, 1 << 20) * 2.0**-44)
@@ -40,7 +41,7 @@ class TracedFloat(float):
                 break
         self = (kind or TracedFloat)(tagged)
         self.trace, self.tracer = trace, tracer
-        with jax.enable_x64(True):
+        with narrow.x64(True):
             trace.numbers[float(tagged)] = _convert_element_type(tracer, weak_type=True)
         return self
 
@@ -49,7 +50,7 @@ class TracedFloat(float):
             other = other.tracer
         elif not isinstance(other, (int, float)):
             return NotImplemented
-        with jax.enable_x64(True):
+        with narrow.x64(True):
             return TracedFloat.make(self.trace, op(self.tracer, other), value, type(self))
 
     def __add__(self, o):
@@ -93,8 +94,8 @@ class TracedStep(TracedFloat):
 def _step_value(trace, original):
     def get_value(x):
         if isinstance(x, T.Tensor) and storage.tracing.active is trace:
-            with jax.enable_x64(True):
-                return TracedFloat.make(trace, storage.read(x).astype(np.float64), 1.0, TracedStep)
+            with narrow.x64(True):
+                return TracedFloat.make(trace, narrow.bare(storage.read(x)).astype(narrow.stored(np.dtype(np.float64))), 1.0, TracedStep)
         return original(x)
 
     return get_value

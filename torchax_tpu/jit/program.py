@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
 
-from .. import dtypes, random as streams, storage
+from .. import dtypes, narrow, random as streams, storage
 from .. import tensor as T
 from ..storage import Cell
 from .grad import Differentiable, check_history, cut
@@ -89,6 +89,7 @@ class Program:
             self.results = results
             self.half = half if grads else None
             self.forward_count = len(outputs)
+            self.stand_for = [o.dtype for o in outputs]  # 64-bit ones are held in less if config.int64 says so
             return outputs + grads
 
         try:
@@ -185,7 +186,7 @@ class Program:
         self.half_unknown = [s.kind == "cotangent" for s in self.sources]
         updated = {id(c): slot for c, slot, _ in self.updates}
         self.donated = tuple(i for i, s in enumerate(self.sources)
-                             if s.kind == "cell" and id(s.what) in updated) if self.donate_wanted else ()
+                             if s.kind == "cell" and id(s.what) in updated and not (narrow.ON and s.what.wide)) if self.donate_wanted else ()
         self.avals = [jax.ShapeDtypeStruct(s.shape, np.dtype(a.dtype)) for s, a in zip(
             self.sources, (closed.jaxpr.constvars[k].aval for k in positions))]
         self.wide = any(v.aval.dtype in dtypes.WIDE for v in closed.jaxpr.constvars) or any(
@@ -242,7 +243,7 @@ class Program:
             values[i] = storage.cell_array(leaves[a]._cell)
         for i, leaf in self.grad_sources:
             values[i] = storage.cell_array(leaf.grad._cell)
-        return values
+        return [narrow.bare(v) for v in values] if narrow.ON else values
 
     def run(self, leaves):
         self.spent = self.once
@@ -270,6 +271,8 @@ class Program:
 
     def land(self, out, leaves):
         """Write outputs into the tensors that the function wrote, and build its results."""
+        if narrow.ON:
+            out = [narrow.hold(o, dtype) for o, dtype in zip(out, self.stand_for)]
         for cell, slot, perm in self.updates:
             cell.array, cell.perm = out[slot], perm
             cell.version += 1

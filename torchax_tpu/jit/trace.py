@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .. import convert, random as streams, storage
+from .. import convert, narrow, random as streams, storage
 from ..errors import TraceError
 from .gradients import Gradients
 
@@ -64,7 +64,7 @@ class Trace:
 
     def lift(self, cell):
         array = cell.array
-        if isinstance(array, jax.core.Tracer):
+        if narrow.is_traced(array):
             return array
         source = Source("cell", cell, array.shape)
         tracer = self._stand_in(source, array)
@@ -80,13 +80,14 @@ class Trace:
 
     def _stand_in(self, source, array):
         # A 0-d constant would be inlined as a literal: it stands in as a 1-vector.
+        dtype, array = array.dtype, narrow.bare(array)
         with storage.x64(array.dtype.itemsize >= 8):
             if array.ndim == 0 or id(array) in self.consts:
                 with jax.ensure_compile_time_eval():
                     array = jnp.reshape(array, (1,)) if array.ndim == 0 else jnp.array(array, copy=True)
             self.consts[id(array)] = source
             source.const = array
-            return jnp.reshape(array, source.shape) if source.shape == () else jnp.copy(array)
+            return narrow.hold(jnp.reshape(array, source.shape) if source.shape == () else jnp.copy(array), dtype)
 
     def note(self, cell):
         """A write is about to replace the cell's array."""
@@ -145,8 +146,8 @@ class Trace:
         """An input whose value is asked of ``function`` at every call."""
         source = Source("value", function, shape)
         with storage.x64(np.dtype(dtype).itemsize >= 8), jax.ensure_compile_time_eval():
-            array = jnp.zeros(shape or (1,), dtype)
-        tracer = self._stand_in(source, array)
+            array = jnp.zeros(shape or (1,), narrow.stored(np.dtype(dtype)))
+        tracer = self._stand_in(source, narrow.hold(array, np.dtype(dtype)))
         self.sources.append(source)
         return tracer
 
@@ -178,7 +179,7 @@ class Trace:
     def escaped(self):
         """Cells made during the trace that something outside still holds."""
         gc.collect()
-        return [c for c in (r() for r in self.fresh.values()) if c is not None and isinstance(c.array, jax.core.Tracer)]
+        return [c for c in (r() for r in self.fresh.values()) if c is not None and narrow.is_traced(c.array)]
 
     def written(self):
         """Persistent cells whose array is not the one they entered with."""

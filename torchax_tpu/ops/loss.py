@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..dtypes import cast, opmath, promote
+from ..dtypes import cast, narrowing, opmath, promote
 from ..registry import aten, op
 
 NONE, MEAN, SUM = range(3)
@@ -267,7 +267,7 @@ def _margins(x, target, p, margin, weight):
 def _check_multi_margin(x, target, p, weight):
     if p not in (1, 2):
         raise RuntimeError("only p == 1 and p == 2 supported")
-    if target.dtype != np.int64:
+    if target.dtype != np.int64 and not narrowing.active:
         raise RuntimeError(f"expected scalar type Long but found {target.dtype}")
     if target.size != x.shape[0]:
         raise RuntimeError(f"inconsistent target size, expected {x.shape[0]} but got {list(target.shape)}")

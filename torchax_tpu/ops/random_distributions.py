@@ -10,8 +10,6 @@ from ..dtypes import cast, opmath
 from ..registry import aten, op
 from .searching import bounds
 
-_REFUSED = np.iinfo(np.int64).min  # what stands where torch would raise: no program can
-
 
 @op(aten.multinomial.default, random=True, wide=True)
 def multinomial(key, self, num_samples, replacement=False):
@@ -35,7 +33,8 @@ def multinomial(key, self, num_samples, replacement=False):
         score, index = lax.top_k(race, num_samples) if num_samples > 1 else (
             jnp.max(race, -1, keepdims=True), jnp.argmax(race, -1, keepdims=True))
         valid = valid & (score > -np.inf)
-    return jnp.where(valid, index.astype(np.int64), _REFUSED)
+    index = index.astype(np.int64)
+    return jnp.where(valid, index, np.iinfo(index.dtype).min)  # where torch would raise: no program can
 
 
 def _by_cdf(key, weights, samples):
