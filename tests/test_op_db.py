@@ -1,4 +1,6 @@
-"""A sample of the sweep (tests/sweep.py) that covers every op: forward, and one more mode and dtype, which differ from op to op."""
+"""A sample of the sweep (tests/sweep.py) that covers every op: forward, and one more mode and dtype, which differ from op to op.
+
+What the ledger expects to fail is left to the sweep: one sample may not show it."""
 
 import zlib
 
@@ -16,13 +18,13 @@ def _another(name, op):
     """A (mode, dtype) besides float32 forward, always the same for an op."""
     choices = [(m, d) for m in ("grad", "inplace", "out", "noncontiguous", "forward", "errors") for d in
                (("float32",) if m in ("grad", "errors") else ("float32", "bfloat16", "int64", "complex64", "bool"))
-               if (m, d) != ("forward", "float32") and oracle.applicable(op, m, getattr(torch, d))]
+               if (m, d) != ("forward", "float32") and (m, name, d) not in ledger.EXPECTED_FAILURES and oracle.applicable(op, m, getattr(torch, d))]
     return choices[zlib.crc32(name.encode()) % len(choices)] if choices else None
 
 
 CASES = []
 for _name, _op in oracle.BY_NAME.items():
-    if oracle.applicable(_op, "forward", torch.float32):
+    if oracle.applicable(_op, "forward", torch.float32) and ("forward", _name, "float32") not in ledger.EXPECTED_FAILURES:
         CASES.append(("forward", "float32", _name))
     if _another(_name, _op):
         CASES.append((*_another(_name, _op), _name))
