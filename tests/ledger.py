@@ -83,6 +83,7 @@ EXPECTED_FAILURES |= {
     ("out", "normal", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
     ("out", "normal.number_mean", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
     ("noncontiguous", "native_group_norm", "float32"): "torch CPU's kernel takes contiguous inputs only; the device takes any",
+    ("noncontiguous", "native_group_norm", "bfloat16"): "torch CPU's kernel takes contiguous inputs only; the device takes any",
     ("errors", "multinomial", "float32"): "negative or infinite weights are values: a compiled program can't raise; the draws are -1",
     ("errors", "narrow_copy", "float32"): "an internal assert of torch CPU (RuntimeError) where the device says IndexError, as narrow does",
 }
@@ -93,6 +94,7 @@ for _name in ("cov", "corrcoef", "nn.functional.gaussian_nll_loss"):
     EXPECTED_FAILURES["jit", _name, "float32"] = "torch itself reads values here, to check arguments (weights, variances); a TraceError says so"
 for _name in ("linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.ldl_solve"):
     EXPECTED_FAILURES["jit", _name, "float32"] = "runs on the host: XLA has no pivoted LDL; a TraceError names the op"
+EXPECTED_FAILURES["vmap", "chalf", "float32"] = _CHALF
 EXPECTED_FAILURES["vmap", "linspace.tensor_overload", "float32"] = "torch's vmap reads the bounds as CPU scalars, whatever their device"
 for _dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool"):
     EXPECTED_FAILURES["out", "narrow_copy", _dtype] = _TWISTED
@@ -103,6 +105,8 @@ for _dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "comple
             (_mode, "chalf", _dtype): _CHALF,
             (_mode, "tensor_split", _dtype): "torch wants the split points on the CPU for every device, and says so",
         }
+TOLERANCES["grad", "nn.functional.scaled_dot_product_attention", "float32"] = (
+    1e-5, 1e-4, "softmax's backward cancels: from float64 the device is off by 1.8e-6 of the largest gradient, CPU by 8e-7")
 TOLERANCES["grad", "erfinv", "float32"] = (1e-5, 1e-5, "exp(y * y) magnifies the last bit of y = erfinv(x) near 1")
 
 
