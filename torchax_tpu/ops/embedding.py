@@ -1,5 +1,6 @@
 """Embedding lookups, bags of embeddings, and their gradients."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,13 +10,17 @@ from ._axes import bounded
 from .indexing import _READ, _WRITE, take
 
 SUM, MEAN, MAX = range(3)
+_SMALL = 4 << 20  # bytes
 
 
 @op(aten.embedding.default)
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     if weight.ndim != 2:
         raise RuntimeError(f"'weight' must be 2-D, got {list(weight.shape)}")
-    return take(weight, bounded(indices, weight.shape[0]), 0)
+    rows = take(weight, bounded(indices, weight.shape[0]), 0)
+    # What stays in VMEM is finished once: XLA for TPU would repeat the select of out-of-range rows in every reader. Larger
+    # results cost less when readers repeat it.
+    return jax.lax.optimization_barrier(rows) if rows.size * rows.dtype.itemsize <= _SMALL else rows
 
 
 def _counts(index, n):
