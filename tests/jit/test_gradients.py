@@ -145,13 +145,22 @@ def test_an_update_of_outside_gradients_is_traced_once():
     assert update.traces == 1
 
 
-def test_a_function_that_only_reads_gradients():
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def norm(self):
+        return sum(p.grad.square().sum() for p in self.model.parameters())
+
+
+@pytest.mark.parametrize("route", ["closure", "method"])
+def test_a_function_that_only_reads_gradients(route):
     model, _, x = _make("jax")
 
-    @torchax_tpu.jit
     def norm():
         return sum(p.grad.square().sum() for p in model.parameters())
 
+    norm = torchax_tpu.jit(norm if route == "closure" else Trainer(model).norm)
     for scale in (1.0, 2.0, 3.0):
         model.zero_grad()
         (model(x) * scale).sum().backward()

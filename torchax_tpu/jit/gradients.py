@@ -43,6 +43,9 @@ class Gradients:
                 self.enter_reached(value.values() if isinstance(value, dict) else value)
             elif isinstance(value, torch.Tensor):
                 self.enter(value)
+            elif not isinstance(value, (type, types.ModuleType, types.FunctionType)):
+                held = getattr(value, "__dict__", None) or {}
+                self.enter_reached(v for v in held.values() if isinstance(v, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor)))
 
     def use(self, tensors):
         for tensor in tensors:
