@@ -1,7 +1,7 @@
 """torchax_tpu/ops/COVERAGE.md: how every ATen overload is resolved, from the op tables; nothing is run.
 
-    python tests/coverage.py            fails if the file is stale
-    python tests/coverage.py --write    makes it anew
+python tests/coverage.py            fails if the file is stale
+python tests/coverage.py --write    makes it anew
 """
 
 import collections
@@ -20,18 +20,98 @@ from torchax_tpu import device  # noqa: E402
 
 PATH = pathlib.Path(torchax_tpu.__file__).parent / "ops" / "COVERAGE.md"
 # Kernels of other backends and layouts, and torch's own machinery: no call on a dense device tensor leads to them.
-_ELSEWHERE = ("mkldnn", "cudnn", "miopen", "cuda", "mps", "xnnpack", "metal", "vulkan", "nnpack", "fbgemm", "sparse", "csr", "csc", "bsr",
-              "bsc", "coo", "coalesce", "nested", "jagged", "quantize", "q_per_channel", "q_scale", "q_zero", "qscheme", "int_repr",
-              "_cslt", "cufft", "values", "indices", "to_padded_tensor", "dense_dim", "named", "_test_", "wrapped_linear", "prepack",
-              "_spdiags", "hspmm", "sspaddmm", "_foobar", "thnn_fused", "is_pinned", "_pin_memory", "weight_int4pack", "dyn_quant",
-              "_cutlass", "_scaled_grouped", "_grouped", "_triton", "_transformer_encoder", "_native_multi_head", "_async_error",
-              "_functional_assert", "_functional_sym", "_assert_", "_sym_", "sym_", "_lazy_clone", "_make_dep_token", "_print",
-              "_has_compatible", "_nnz", "_mixed_dtypes_linear", "dim.default", "_efficient_attention", "_flash_attention",
-              "_fused_sdp", "_cudnn", "_linalg_check", "record_stream", "_use_", "_debug",
-              "_convert_weight_to_int4pack", "_dimI", "_dimV", "_fill_mem_eff", "_spsolve", "_to_dense", "from_file", "max_pool2d_backward",
-              "native_norm", "_slow_conv2d_backward.grad_input", "rrelu_with_noise.out", "_batch_norm_with_update.out")
-_GROUPS = (("half", ("float16", "bfloat16")), ("float", ("float32", "float64")), ("complex", ("complex64", "complex128")),
-           ("int", ("int64", "int32", "int16", "int8", "uint8")), ("bool", ("bool",)))
+_ELSEWHERE = (
+    "mkldnn",
+    "cudnn",
+    "miopen",
+    "cuda",
+    "mps",
+    "xnnpack",
+    "metal",
+    "vulkan",
+    "nnpack",
+    "fbgemm",
+    "sparse",
+    "csr",
+    "csc",
+    "bsr",
+    "bsc",
+    "coo",
+    "coalesce",
+    "nested",
+    "jagged",
+    "quantize",
+    "q_per_channel",
+    "q_scale",
+    "q_zero",
+    "qscheme",
+    "int_repr",
+    "_cslt",
+    "cufft",
+    "values",
+    "indices",
+    "to_padded_tensor",
+    "dense_dim",
+    "named",
+    "_test_",
+    "wrapped_linear",
+    "prepack",
+    "_spdiags",
+    "hspmm",
+    "sspaddmm",
+    "_foobar",
+    "thnn_fused",
+    "is_pinned",
+    "_pin_memory",
+    "weight_int4pack",
+    "dyn_quant",
+    "_cutlass",
+    "_scaled_grouped",
+    "_grouped",
+    "_triton",
+    "_transformer_encoder",
+    "_native_multi_head",
+    "_async_error",
+    "_functional_assert",
+    "_functional_sym",
+    "_assert_",
+    "_sym_",
+    "sym_",
+    "_lazy_clone",
+    "_make_dep_token",
+    "_print",
+    "_has_compatible",
+    "_nnz",
+    "_mixed_dtypes_linear",
+    "dim.default",
+    "_efficient_attention",
+    "_flash_attention",
+    "_fused_sdp",
+    "_cudnn",
+    "_linalg_check",
+    "record_stream",
+    "_use_",
+    "_debug",
+    "_convert_weight_to_int4pack",
+    "_dimI",
+    "_dimV",
+    "_fill_mem_eff",
+    "_spsolve",
+    "_to_dense",
+    "from_file",
+    "max_pool2d_backward",
+    "native_norm",
+    "_slow_conv2d_backward.grad_input",
+    "rrelu_with_noise.out",
+    "_batch_norm_with_update.out",
+)
+_GROUPS = (
+    ("half", ("float16", "bfloat16")),
+    ("float", ("float32", "float64")),
+    ("complex", ("complex64", "complex128")),
+    ("int", ("int64", "int32", "int16", "int8", "uint8")),
+    ("bool", ("bool",)),
+)
 
 
 def overloads():
@@ -59,7 +139,13 @@ def entries():
     """ATen name -> the databases' entries that exercise it."""
     table = collections.defaultdict(list)
     for name, o in oracle.BY_NAME.items():
-        for key in {o.name, o.aten_name, o.name.replace(".", "_"), o.name.rpartition(".")[2], (o.aten_backward_name or "")}:
+        for key in {
+            o.name,
+            o.aten_name,
+            o.name.replace(".", "_"),
+            o.name.rpartition(".")[2],
+            (o.aten_backward_name or ""),
+        }:
             table[key].append(name)
     return table
 
@@ -73,6 +159,7 @@ def rows():
     """(overload, where, how, dtypes swept, ledger) of every overload that a dense tensor can reach."""
     device.load()
     from torchax_tpu import registry, routes
+
     noted = collections.defaultdict(set)
     for word, table in (("tolerance", ledger.TOLERANCES), ("expected failure", ledger.EXPECTED_FAILURES)):
         for mode, name, dtype in table:
@@ -92,8 +179,13 @@ def rows():
         element = registry.foreach_element(twin or func) if how == "derived" else None
         where = registry.WHERE.get(func) or registry.WHERE.get(twin) or registry.WHERE.get(element) or ""
         packet = func._schema.name.split("::")[1]
-        names = exercised.get(packet) or exercised.get(packet.rstrip("_")) or exercised.get(
-            packet.removesuffix("_backward")) or exercised.get(packet.lstrip("_")) or ()
+        names = (
+            exercised.get(packet)
+            or exercised.get(packet.rstrip("_"))
+            or exercised.get(packet.removesuffix("_backward"))
+            or exercised.get(packet.lstrip("_"))
+            or ()
+        )
         marks = sorted({m for n in names for m in noted.get(n, ())})
         yield name, where.removeprefix("torchax_tpu."), how, _dtypes(names), "; ".join(marks), whole
 
@@ -105,18 +197,33 @@ def document():
     host = [r[0] for r in table if r[2] == "fallback"]
     primary = [n for n in host if not n.split(".")[-1].endswith("out") and not n.split(".")[0].endswith("_")]
     lines = [
-        "# Coverage", "", "Made by `python tests/coverage.py --write` from the op tables and the ledger; a test holds it up to date.", "",
-        f"Of {len(plain)} non-composite ATen overloads that dense tensors reach:", "",
-        "| " + " | ".join(counts) + " |", "|" + "---|" * len(counts), "| " + " | ".join(str(n) for n in counts.values()) + " |", "",
+        "# Coverage",
+        "",
+        "Made by `python tests/coverage.py --write` from the op tables and the ledger; a test holds it up to date.",
+        "",
+        f"Of {len(plain)} non-composite ATen overloads that dense tensors reach:",
+        "",
+        "| " + " | ".join(counts) + " |",
+        "|" + "---|" * len(counts),
+        "| " + " | ".join(str(n) for n in counts.values()) + " |",
+        "",
         f"{len(table) - len(plain)} composite ones are declared as well, so that they run as one program. The other composites are "
-        "torch's own compositions of these. Overloads for other backends, layouts and quantized tensors are left out.", "",
+        "torch's own compositions of these. Overloads for other backends, layouts and quantized tensors are left out.",
+        "",
         "- declared: a JAX implementation in `where`; view: geometry only, no device work; special: acts on tensors (copies, metadata)",
         "- derived: in-place, `out=` and foreach forms of a declared op, from the schemas",
-        "- decomposed: torch's decomposition, run as one compiled program; fallback: torch's CPU kernel, with a warning", "",
-        f"On the host ({len(primary)} ops, in-place and `out=` forms aside): " + (", ".join(f"`{n}`" for n in primary) or "none") + ".", "",
+        "- decomposed: torch's decomposition, run as one compiled program; fallback: torch's CPU kernel, with a warning",
+        "",
+        f"On the host ({len(primary)} ops, in-place and `out=` forms aside): "
+        + (", ".join(f"`{n}`" for n in primary) or "none")
+        + ".",
+        "",
         "dtypes: groups in which CPU torch supports the op and the sweep compares it (`python tests/sweep.py`); empty: reached "
-        "through other ops' samples only.", "",
-        "| overload | where | how | dtypes | ledger |", "|---|---|---|---|---|"]
+        "through other ops' samples only.",
+        "",
+        "| overload | where | how | dtypes | ledger |",
+        "|---|---|---|---|---|",
+    ]
     lines += ["| " + " | ".join(r[:5]) + " |" for r in table]
     return "\n".join(lines) + "\n"
 

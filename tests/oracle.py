@@ -1,7 +1,7 @@
 """Comparing the device with CPU torch on inputs from torch's own op, module and optimizer databases.
 
-A check runs one op_db entry in one mode and dtype: `CHECKS[mode](op, dtype)` runs every sample on the CPU and on the device and
-compares what comes out, errors included. It returns how many samples were compared.
+A check runs one op_db entry in one mode and dtype: `CHECKS[mode](op, dtype)` runs every sample on the CPU and on the
+device and compares what comes out, errors included. It returns how many samples were compared.
 """
 
 import contextlib
@@ -19,18 +19,42 @@ import torchax_tpu
 
 DEVICE = "jax"
 db.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # draws are compared as draws, not frozen
-FOREACH = [*db.foreach_unary_op_db, *db.foreach_binary_op_db, *db.foreach_pointwise_op_db, *db.foreach_reduce_op_db,
-           *db.foreach_other_op_db]
-DTYPES = ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool")
+FOREACH = [
+    *db.foreach_unary_op_db,
+    *db.foreach_binary_op_db,
+    *db.foreach_pointwise_op_db,
+    *db.foreach_reduce_op_db,
+    *db.foreach_other_op_db,
+]
+DTYPES = (
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "complex64",
+    "complex128",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+)
 
 # Results are draws: compared by distribution. Sampled at each call, whatever the arguments.
-RANDOM = frozenset("""bernoulli cauchy exponential geometric log_normal normal uniform multinomial rand_like randint randint_like
-    randn randn_like normal.in_place normal.number_mean nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d
+RANDOM = frozenset(
+    """bernoulli cauchy exponential geometric log_normal normal uniform multinomial rand_like randint randint_like
+    randn randn_like normal.in_place normal.number_mean nn.functional.dropout nn.functional.dropout2d
+    nn.functional.dropout3d
     nn.functional.alpha_dropout nn.functional.feature_alpha_dropout.with_train nn.functional.fractional_max_pool2d
-    nn.functional.fractional_max_pool3d""".split())
+    nn.functional.fractional_max_pool3d""".split()
+)
 # Results are uninitialised memory, or depend on draws in a way that only shapes can be compared.
-SHAPES_ONLY = frozenset("""empty empty_like empty_permuted empty_strided new_empty new_empty_strided svd_lowrank pca_lowrank
-    nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d nn.functional.multi_head_attention_forward""".split())
+SHAPES_ONLY = frozenset(
+    """empty empty_like empty_permuted empty_strided new_empty new_empty_strided svd_lowrank pca_lowrank
+    nn.functional.fractional_max_pool2d nn.functional.fractional_max_pool3d
+    nn.functional.multi_head_attention_forward""".split()
+)
 
 
 # Where values tie, which of their indices comes back is free: name -> position of ``dim`` among the arguments.
@@ -43,10 +67,16 @@ def _rebuilt(u, s, vh):
 
 
 # Factors that are free up to signs, phases or a basis: what of them is compared.
-FREE = {"svd": lambda out: _rebuilt(out[0], out[1], out[2].mH), "linalg.svd": lambda out: _rebuilt(*out),
-        "linalg.eigh": lambda out: (out[0], out[1].abs()), "linalg.eig": lambda out: (out[0], out[1].abs())}
+FREE = {
+    "svd": lambda out: _rebuilt(out[0], out[1], out[2].mH),
+    "linalg.svd": lambda out: _rebuilt(*out),
+    "linalg.eigh": lambda out: (out[0], out[1].abs()),
+    "linalg.eig": lambda out: (out[0], out[1].abs()),
+}
 # Whole channels are dropped together: fewer independent draws than values.
-_CLUSTERED = frozenset({"nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout.with_train"})
+_CLUSTERED = frozenset(
+    {"nn.functional.dropout2d", "nn.functional.dropout3d", "nn.functional.feature_alpha_dropout.with_train"}
+)
 
 
 def full_name(op):
@@ -66,6 +96,7 @@ def ops(names=None):
 
 def to_device(x):
     """The same pytree on the device: leaves keep requires_grad; permuted strides are kept."""
+
     def move(t):
         if isinstance(t, torch.device) or isinstance(t, str) and t == "cpu":
             return torch.device(DEVICE)
@@ -73,6 +104,7 @@ def to_device(x):
             return t
         out = t.detach().to(DEVICE)
         return out.requires_grad_() if t.requires_grad else out
+
     return tree_map(move, x)
 
 
@@ -100,22 +132,31 @@ def samples(op, dtype, requires_grad=False, limit=None, spread=False):
 
 def clone_sample(s):
     """(input, args, kwargs) of a sample, as fresh leaves."""
+
     def leaf(t):
         return t.detach().clone().requires_grad_(t.requires_grad) if isinstance(t, torch.Tensor) else t
+
     return tree_map(leaf, (s.input, s.args, s.kwargs))
 
 
-_DOUBLE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128}
+_DOUBLE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def doubled(x):
     """The same pytree in double precision, dtype arguments included."""
+
     def leaf(t):
         if isinstance(t, torch.dtype):
             return _DOUBLE.get(t, t)
         if not isinstance(t, torch.Tensor) or t.dtype not in _DOUBLE:
             return t
         return t.detach().to(_DOUBLE[t.dtype]).requires_grad_(t.requires_grad)
+
     return tree_map(leaf, x)
 
 
@@ -138,18 +179,24 @@ def _no_worse(a, b, exact):
     if not isinstance(exact, torch.Tensor) or exact.shape != b.shape or exact.dtype != _DOUBLE.get(b.dtype):
         return False
     wild = ~(torch.isfinite(exact) & torch.isfinite(b))
-    if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or wild.any() and not torch.allclose(
-            a[wild].to(exact.dtype), b[wild].to(exact.dtype), equal_nan=True):
+    if (
+        not torch.equal(torch.isfinite(a), torch.isfinite(b))
+        or wild.any()
+        and not torch.allclose(a[wild].to(exact.dtype), b[wild].to(exact.dtype), equal_nan=True)
+    ):
         return False
     unit = torch.finfo(b.dtype).eps
     worst = torch.where(wild, 0, (b - exact).abs()).max()
-    return bool((torch.where(wild, 0, (a - exact).abs()) <= 2 * worst + 2 * unit * torch.where(wild, 0, exact.abs())).all())
+    return bool(
+        (torch.where(wild, 0, (a - exact).abs()) <= 2 * worst + 2 * unit * torch.where(wild, 0, exact.abs())).all()
+    )
 
 
 def assert_same(got, ref, rtol=None, atol=None, exact=None):
     """Same structure, shapes, dtypes and values (nan equal to nan).
 
-    ``exact``: gives the result in double precision; where values differ, the device may be no further from it than twice what the CPU is.
+    ``exact``: gives the result in double precision; where values differ, the device may be no further from it than
+    twice what the CPU is.
     """
     g, gs = tree_flatten(to_cpu(got))
     r, rs = tree_flatten(to_cpu(ref))
@@ -174,20 +221,25 @@ def assert_same(got, ref, rtol=None, atol=None, exact=None):
                 if len(doubles) != len(r) or not _no_worse(a, b, doubles[i]):
                     raise
         elif isinstance(b, float):
-            assert type(a) is float and (a == b or abs(a - b) <= 1e-5 + 1e-5 * abs(b) or a != a and b != b), f"{a} != {b}"
+            assert type(a) is float and (a == b or abs(a - b) <= 1e-5 + 1e-5 * abs(b) or a != a and b != b), (
+                f"{a} != {b}"
+            )
         else:
             assert type(a) is type(b) and a == b, f"got {a!r}, expected {b!r}"
 
 
 def assert_shapes(got, ref):
     """Same structure, shapes and dtypes; values are free."""
+
     def blank(x):
         return tree_map(lambda t: torch.zeros_like(t) if isinstance(t, torch.Tensor) else t, to_cpu(x))
+
     assert_same(blank(got), blank(ref))
 
 
 def assert_same_but_ties(name, s, got, ref):
     """As `assert_same`, but indices may be others of equal elements."""
+
     def chosen(out):
         values, index = (None, out) if isinstance(out, torch.Tensor) else out
         at = TIES[name]
@@ -197,6 +249,7 @@ def assert_same_but_ties(name, s, got, ref):
             index = index.reshape(whole.movedim(dim, -1).shape[:-1]).unsqueeze(dim)
         assert index.shape[dim] < 2 or (index.sort(dim)[0].diff(dim=dim) > 0).all(), "an index comes twice"
         return values, whole.gather(dim, index)
+
     assert_shapes(got, ref)
     assert_same(chosen(got), chosen(ref))
 
@@ -218,8 +271,14 @@ def assert_same_distribution(got_draws, ref_draws, slack=1):
         for x, y in zip(a.unbind(-1), b.unbind(-1)):
             x, y = x.nan_to_num(0, 1e300, -1e300).sort()[0], y.nan_to_num(0, 1e300, -1e300).sort()[0]
             grid = torch.cat([x, y])
-            gap = (torch.searchsorted(x, grid, right=True) / len(x) - torch.searchsorted(y, grid, right=True) / len(y)).abs().max()
-            assert gap <= slack * 2.7 * math.sqrt(2 / len(x)), f"distribution: the distribution functions differ by {gap:.3f} over {len(x)} values"
+            gap = (
+                (torch.searchsorted(x, grid, right=True) / len(x) - torch.searchsorted(y, grid, right=True) / len(y))
+                .abs()
+                .max()
+            )
+            assert gap <= slack * 2.7 * math.sqrt(2 / len(x)), (
+                f"distribution: the distribution functions differ by {gap:.3f} over {len(x)} values"
+            )
         if len(ref_draws) > 1 and t.numel() > 8 and not torch.equal(t, tree_flatten(ref_draws[1])[0][i]):
             first, second = (tree_flatten(d)[0][i] for d in got_draws[:2])
             assert len(b.unique()) < 50 or not torch.equal(first, second), "two draws are equal"
@@ -276,7 +335,7 @@ def _forward_ad(op, s, x, dtype, i):
 
 
 def _inplace(op, s, x, dtype, i):
-    """In place on a row of a larger tensor: the base must see the write. The first sample also on an expanded tensor."""
+    """In place on a row of a larger tensor: the base must see the write."""
     inp, args, kwargs = x
     if isinstance(inp, (list, tuple)):
         op.inplace_variant(inp, *args, **kwargs)
@@ -306,6 +365,7 @@ def _into(make):
         outs = tuple(map(make, refs))
         op.op(inp, *args, **kwargs, out=outs if len(outs) > 1 else outs[0])
         return outs, tuple(o._base for o in outs)
+
     return run
 
 
@@ -314,8 +374,15 @@ def clone_tree(inp, args):
 
 
 def _wrong(dtype):
-    return torch.float32 if dtype.is_complex else torch.int64 if dtype.is_floating_point else torch.bool if dtype is not torch.bool else (
-        torch.int32)
+    return (
+        torch.float32
+        if dtype.is_complex
+        else torch.int64
+        if dtype.is_floating_point
+        else torch.bool
+        if dtype is not torch.bool
+        else (torch.int32)
+    )
 
 
 _out_empty = _into(lambda r: torch.empty(0, dtype=r.dtype, device=r.device))
@@ -338,6 +405,7 @@ def _strided(variant):
     def run(op, s, x, dtype, i):
         inp, args, kwargs = tree_map(lambda t: _layout(t, variant), x)
         return op.op(inp, *args, **kwargs)
+
     return run
 
 
@@ -345,7 +413,9 @@ _transposed = _strided(1)
 
 
 def _expanded(op, s, x, dtype, i):
-    inp, args, kwargs = tree_map(lambda t: t[:1].expand(t.shape) if isinstance(t, torch.Tensor) and t.dim() and t.shape[0] > 1 else t, x)
+    inp, args, kwargs = tree_map(
+        lambda t: t[:1].expand(t.shape) if isinstance(t, torch.Tensor) and t.dim() and t.shape[0] > 1 else t, x
+    )
     if not isinstance(op, (db.UnaryUfuncInfo, db.BinaryUfuncInfo)):
         raise NotImplementedError
     return op.op(inp, *args, **kwargs)
@@ -373,8 +443,12 @@ def _func_grad(op, s, x, dtype, i):
 
     def total(t):
         out = s.output_process_fn_grad(op.op(t, *args, **kwargs))
-        outs = [o for o in tree_flatten(out)[0] if isinstance(o, torch.Tensor) and (o.is_floating_point() or o.is_complex())]
-        return sum((o * c).real.sum() if o.is_complex() else (o * c).sum() for o, c in zip(outs, cotangents(outs, dtype, i)))
+        outs = [
+            o for o in tree_flatten(out)[0] if isinstance(o, torch.Tensor) and (o.is_floating_point() or o.is_complex())
+        ]
+        return sum(
+            (o * c).real.sum() if o.is_complex() else (o * c).sum() for o, c in zip(outs, cotangents(outs, dtype, i))
+        )
 
     return torch.func.grad(total)(inp)
 
@@ -405,18 +479,30 @@ def _attempt(run):
 
 def _no_kernel(error):
     text = str(error)
-    return isinstance(error, NotImplementedError) or "not implemented for" in text or "not supported" in text or "vmap" in text
+    return (
+        isinstance(error, NotImplementedError)
+        or "not implemented for" in text
+        or "not supported" in text
+        or "vmap" in text
+    )
 
 
 def compare_errors(got, ref):
     """Both raised, the device an error of the CPU's class."""
     assert isinstance(got, Exception), f"CPU raised {type(ref).__name__}: {str(ref)[:150]}; the device gave a result"
-    assert isinstance(got, type(ref)), f"CPU raised {type(ref).__name__}: {str(ref)[:100]}; the device {type(got).__name__}: {str(got)[:100]}"
+    assert isinstance(got, type(ref)), (
+        f"CPU raised {type(ref).__name__}: {str(ref)[:100]}; the device {type(got).__name__}: {str(got)[:100]}"
+    )
 
 
 def _draws(name, s):
     """Whether the results of a sample are random."""
-    return name in RANDOM or bool(s.kwargs.get("dropout_p")) or name == "nn.functional.rrelu" and bool(s.kwargs.get("training"))
+    return (
+        name in RANDOM
+        or bool(s.kwargs.get("dropout_p"))
+        or name == "nn.functional.rrelu"
+        and bool(s.kwargs.get("training"))
+    )
 
 
 def check(mode, op, dtype, rtol=None, atol=None, limit=None, spread=False):
@@ -443,15 +529,21 @@ def check(mode, op, dtype, rtol=None, atol=None, limit=None, spread=False):
             elif _draws(name, s):
                 numel = max([t.numel() for t in tree_flatten(ref)[0] if isinstance(t, torch.Tensor)], default=1)
                 more = range(min(30, 1000 // max(numel, 1)))
-                assert_same_distribution([got, *(_attempt(lambda: run(op, s, to_device(clone_sample(s)), dtype, i)) for _ in more)],
-                                         [ref, *(_attempt(lambda: run(op, s, clone_sample(s), dtype, i)) for _ in more)],
-                                         slack=4 if name in _CLUSTERED else 1)
+                assert_same_distribution(
+                    [got, *(_attempt(lambda: run(op, s, to_device(clone_sample(s)), dtype, i)) for _ in more)],
+                    [ref, *(_attempt(lambda: run(op, s, clone_sample(s), dtype, i)) for _ in more)],
+                    slack=4 if name in _CLUSTERED else 1,
+                )
             elif name in FREE and run in (_forward, _jit, *RUNS["noncontiguous"][0]):
                 assert_shapes(got, ref)
                 assert_same(*map(FREE[name], (got, ref)), rtol, atol)
             elif name in TIES and mode == "out" and isinstance(got[0], tuple) and len(got[0]) == 2:
                 assert_same_but_ties(name, s, got[0], ref[0])
-            elif name in TIES and run in (_forward, _jit, *RUNS["noncontiguous"][0], _transposed) and not s.kwargs.get("stable"):
+            elif (
+                name in TIES
+                and run in (_forward, _jit, *RUNS["noncontiguous"][0], _transposed)
+                and not s.kwargs.get("stable")
+            ):
                 assert_same_but_ties(name, s, got, ref)
             else:
                 assert_same(got, ref, rtol, atol, lambda: run(op, s, doubled(clone_sample(s)), dtype, i))
@@ -486,8 +578,12 @@ def applicable(op, mode, dtype):
     if dtype not in op.supported_dtypes("cpu"):
         return False
     if mode in _NEEDS_GRAD:
-        return op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and (
-            mode != "gradgrad" or op.supports_gradgrad) and (mode != "forward_ad" or op.supports_forward_ad)
+        return (
+            op.supports_autograd
+            and dtype in op.supported_backward_dtypes("cpu")
+            and (mode != "gradgrad" or op.supports_gradgrad)
+            and (mode != "forward_ad" or op.supports_forward_ad)
+        )
     if mode == "inplace":
         return op.inplace_variant is not None
     if mode == "out":

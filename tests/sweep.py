@@ -5,9 +5,10 @@
     python tests/sweep.py --results sweep.jsonl --table          passes/total per mode and dtype
     python tests/sweep.py --route aten.cos.default               how an overload is resolved
 
-Each item (mode, dtype, op) runs in a worker process under a time limit and is one line of the results file; a restarted sweep skips
-the items that the file has (--redo failures, or all: runs them again). Without --results everything runs in this process and only
-failures are printed. The ledger's tolerances are applied, its expected failures must fail. The modes are those of tests/oracle.py.
+Each item (mode, dtype, op) runs in a worker process under a time limit and is one line of the results file; a
+restarted sweep skips the items that the file has (--redo failures, or all: runs them again). Without --results
+everything runs in this process and only failures are printed. The ledger's tolerances are applied, its expected
+failures must fail. The modes are those of tests/oracle.py.
 JAX_COMPILATION_CACHE_DIR keeps compiled programs between sweeps.
 """
 
@@ -57,6 +58,7 @@ def one_item(mode, dtype_name, name, limit):
 def worker(pipe):
     """Answer items until the pipe closes."""
     import jax
+
     for count in range(1, 10**9):
         try:
             item = pipe.recv()
@@ -116,6 +118,7 @@ def read_results(path):
 def print_table(done):
     """Passes/total per mode and dtype as Markdown; expected failures of the ledger are counted apart."""
     from tests import oracle
+
     cells = collections.defaultdict(collections.Counter)
     for (mode, dtype, _), r in done.items():
         cells[mode, dtype][r["status"]] += 1
@@ -137,13 +140,21 @@ def items_of(a):
     import torch
 
     from tests import oracle
+
     globs = a.ops.split(",")
     modes = list(oracle.CHECKS) if a.modes == "all" else a.modes.split(",")
     names = oracle.DTYPES if a.dtypes == "all" else a.dtypes.split(",")
     i, n = map(int, a.shard.split("/"))
-    chosen = [k for k, o in oracle.BY_NAME.items() if any(fnmatch.fnmatch(k, g) or fnmatch.fnmatch(o.name, g) for g in globs)][i::n]
-    return [(m, d, k, a.limit) for m in modes for d in names for k in chosen
-            if oracle.applicable(oracle.BY_NAME[k], m, getattr(torch, d))]
+    chosen = [
+        k for k, o in oracle.BY_NAME.items() if any(fnmatch.fnmatch(k, g) or fnmatch.fnmatch(o.name, g) for g in globs)
+    ][i::n]
+    return [
+        (m, d, k, a.limit)
+        for m in modes
+        for d in names
+        for k in chosen
+        if oracle.applicable(oracle.BY_NAME[k], m, getattr(torch, d))
+    ]
 
 
 def main():
@@ -165,8 +176,10 @@ def main():
         import torch
 
         import torchax_tpu.device
+
         torchax_tpu.device.load()
         from torchax_tpu import routes
+
         obj = torch.ops
         for part in a.route.split("."):
             obj = getattr(obj, part)
@@ -183,8 +196,16 @@ def main():
     def note(item, answer, seconds):
         mode, dtype, name, _ = item
         status, text, n, host = answer
-        record = {"mode": mode, "dtype": dtype, "op": name, "status": status, "text": text, "n": n, "host": host,
-                  "seconds": round(seconds, 2)}
+        record = {
+            "mode": mode,
+            "dtype": dtype,
+            "op": name,
+            "status": status,
+            "text": text,
+            "n": n,
+            "host": host,
+            "seconds": round(seconds, 2),
+        }
         with lock:
             fresh[item[:3]] = record
             if a.results:

@@ -57,8 +57,12 @@ def test_as_on_the_cpu(statement):
     def run(device):
         torch.manual_seed(0)
         x = torch.rand(4, 4).to(device)
-        scope = {"torch": torch, "x": x, "rows": torch.arange(4, device=device),
-                 "index": torch.zeros(4, 4, dtype=torch.int64, device=device)}
+        scope = {
+            "torch": torch,
+            "x": x,
+            "rows": torch.arange(4, device=device),
+            "index": torch.zeros(4, 4, dtype=torch.int64, device=device),
+        }
         try:
             with oracle.quiet():
                 exec(statement, scope)

@@ -1,4 +1,4 @@
-"""Writes into memory that an input shares: refused where torch refuses them, since the result would depend on the order."""
+"""Writes into memory that an input shares, refused where torch does so: the result would depend on the order."""
 
 import functools
 
@@ -6,10 +6,32 @@ from . import strides
 from . import tensor as T
 
 # Any shared element is refused, also where input and output are the very same tensor.
-_ANY = frozenset({"gather.out", "index_select.out", "take.out", "masked_select.out", "cat.out", "kthvalue.values", "max.dim_max",
-                  "min.dim_min", "scatter.src_out", "scatter.value_out", "scatter_.src", "index_copy_", "index_add_", "index_copy.out",
-                  "index_add.out", "scatter_add_", "scatter_add.out", "scatter_reduce_.two", "scatter_reduce.two_out", "mode.values",
-                  "median.dim_values", "nanmedian.dim_values"})
+_ANY = frozenset(
+    {
+        "gather.out",
+        "index_select.out",
+        "take.out",
+        "masked_select.out",
+        "cat.out",
+        "kthvalue.values",
+        "max.dim_max",
+        "min.dim_min",
+        "scatter.src_out",
+        "scatter.value_out",
+        "scatter_.src",
+        "index_copy_",
+        "index_add_",
+        "index_copy.out",
+        "index_add.out",
+        "scatter_add_",
+        "scatter_add.out",
+        "scatter_reduce_.two",
+        "scatter_reduce.two_out",
+        "mode.values",
+        "median.dim_values",
+        "nanmedian.dim_values",
+    }
+)
 # Pointwise in torch though not declared so here.
 _PARTIAL = frozenset({"cumsum.out", "cumprod.out", "lerp.Tensor_out", "lerp.Scalar_out"})
 
@@ -26,7 +48,7 @@ def _dense(size, stride):
 
 
 def status(a, b):
-    """"no", "full" (the same elements in the same order), "partial", or "hard" for two tensors, as torch's get_overlap_status."""
+    """Of two tensors: "no", "full" (the same elements in order), "partial", "hard"; torch's get_overlap_status."""
     if a is b:
         return "full"
     if a._cell is not b._cell:
@@ -46,15 +68,22 @@ def status(a, b):
 def refuse(target, source, refused=("partial",)):
     """RuntimeError if writing ``target`` would change ``source`` while it is read."""
     if status(target, source) in refused:
-        raise RuntimeError("unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-                           "memory location. Please clone() the tensor before performing the operation.")
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+            "memory location. Please clone() the tensor before performing the operation."
+        )
 
 
 def checked(op, handler):
     """``handler`` behind the check, if torch makes it for the op."""
     overload = str(op.overload).removeprefix("aten.").removesuffix(".default")
-    refused = ("full", "partial") if overload in _ANY else (
-        "partial",) if op.layout == "elementwise" or overload in _PARTIAL or overload.startswith("_foreach_") else ()
+    refused = (
+        ("full", "partial")
+        if overload in _ANY
+        else ("partial",)
+        if op.layout == "elementwise" or overload in _PARTIAL or overload.startswith("_foreach_")
+        else ()
+    )
     if not op.mutates or not refused:
         return handler
     names, mutates = op.names, op.mutates

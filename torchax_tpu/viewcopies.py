@@ -14,6 +14,7 @@ from jax import lax
 from . import narrow, storage, strides
 from . import tensor as T
 from .copies import owned
+from .handlers import make_handler
 from .registry import SPECIAL, TABLE, aten, special
 
 
@@ -56,8 +57,9 @@ for _name in (
 ):
     _copies, _views = getattr(aten, _name + "_copy", None), getattr(aten, _name)
     for _overload in _copies.overloads() if _copies is not None else ():
-        if not _overload.endswith("out") and _overload in _views.overloads() and getattr(_copies, _overload) is not aten.view_copy.default:
-            SPECIAL[getattr(_copies, _overload)] = _copier(getattr(_views, _overload))
+        _copy = getattr(_copies, _overload)
+        if not _overload.endswith("out") and _overload in _views.overloads() and _copy is not aten.view_copy.default:
+            SPECIAL[_copy] = _copier(getattr(_views, _overload))
 
 
 @special(aten.view_copy.default, aten._reshape_copy.default)
@@ -199,4 +201,4 @@ def repeat_interleave(repeats, output_size=None):
     return _repeat((repeats,), {"output_size": output_size})
 
 
-_repeat = T.make_handler(TABLE[aten.repeat_interleave.Tensor])
+_repeat = make_handler(TABLE[aten.repeat_interleave.Tensor])

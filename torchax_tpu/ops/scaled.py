@@ -9,7 +9,9 @@ from ..registry import aten, op
 
 
 def _product(a, b):
-    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return lax.dot_general(
+        a, b, (((1,), (0,)), ((), ())), precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+    )
 
 
 @op(aten._scaled_mm.default)

@@ -7,8 +7,13 @@ import numpy as np
 from ..dtypes import cast, opmath
 from ..registry import aten, op
 
-_SEGMENTED = {"sum": jax.ops.segment_sum, "mean": jax.ops.segment_sum, "max": jax.ops.segment_max, "min": jax.ops.segment_min,
-              "prod": jax.ops.segment_prod}
+_SEGMENTED = {
+    "sum": jax.ops.segment_sum,
+    "mean": jax.ops.segment_sum,
+    "max": jax.ops.segment_max,
+    "min": jax.ops.segment_min,
+    "prod": jax.ops.segment_prod,
+}
 _EMPTY = {"sum": 0, "mean": np.nan, "max": -np.inf, "min": np.inf, "prod": 1}
 
 
@@ -27,12 +32,19 @@ def _plan(data, reduce, lengths, offsets, axis):
     segments = lengths.shape[-1]
     lead, positions = data.shape[:axis], data.shape[axis]
     if lengths.shape != (*lead, segments):
-        raise RuntimeError(f"segment_reduce(): lengths or offsets of shape {list(lengths.shape)} don't fit data of shape "
-                           f"{list(data.shape)} at axis {axis}")
+        raise RuntimeError(
+            f"segment_reduce(): lengths or offsets of shape {list(lengths.shape)} don't fit data of shape "
+            f"{list(data.shape)} at axis {axis}"
+        )
     batch = int(np.prod(lead, dtype=np.int64))
     rows = ends.reshape(batch, segments)
     ids = jax.vmap(lambda e: jnp.searchsorted(e, jnp.arange(positions, dtype=e.dtype), side="right"))(rows)
-    return data.reshape(batch, positions, -1), lengths.reshape(batch, segments), ids, (*lead, segments, *data.shape[axis + 1:])
+    return (
+        data.reshape(batch, positions, -1),
+        lengths.reshape(batch, segments),
+        ids,
+        (*lead, segments, *data.shape[axis + 1 :]),
+    )
 
 
 @op(aten.segment_reduce.default)
@@ -50,7 +62,9 @@ def segment_reduce(data, reduce, *, lengths=None, indices=None, offsets=None, ax
     else:
         out = (jnp.maximum if reduce == "max" else jnp.minimum)(out, start)
     if reduce == "mean":
-        out = jnp.where(empty, start if initial is not None else np.nan, out / jnp.maximum(lengths, 1)[..., None].astype(wide))
+        out = jnp.where(
+            empty, start if initial is not None else np.nan, out / jnp.maximum(lengths, 1)[..., None].astype(wide)
+        )
     return out.reshape(shape).astype(data.dtype)
 
 
