@@ -272,7 +272,8 @@ def histc(self, bins=100, min=0, max=0, **_):
 
 def _out_is(out, *dtypes):
     if out.dtype not in dtypes:
-        raise RuntimeError(f"Expected out tensor to have dtype {' or '.join(map(str, dtypes))}, but got {out.dtype} instead")
+        wanted = " or ".join(map(str, dtypes))
+        raise RuntimeError(f"Expected out tensor to have dtype {wanted}, but got {out.dtype} instead")
 
 
 @check(aten.gather.out, aten.aminmax.out)
@@ -322,9 +323,10 @@ def huber_loss(self, target, reduction=1, delta=1.0, **_):
 # ---------------------------------------------------------------- integer division
 
 
-@check(aten.floor_divide.default, aten.floor_divide.Scalar, aten.floor_divide_.Tensor, aten.floor_divide_.Scalar, aten.remainder.Tensor,
-       aten.remainder.Scalar, aten.remainder_.Tensor, aten.remainder_.Scalar, aten.fmod.Tensor, aten.fmod.Scalar, aten.fmod_.Tensor,
-       aten.fmod_.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode, aten.div_.Tensor_mode, aten.div_.Scalar_mode)
+@check(aten.floor_divide.default, aten.floor_divide.Scalar, aten.floor_divide_.Tensor, aten.floor_divide_.Scalar,
+       aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder_.Tensor, aten.remainder_.Scalar,
+       aten.fmod.Tensor, aten.fmod.Scalar, aten.fmod_.Tensor, aten.fmod_.Scalar,
+       aten.div.Tensor_mode, aten.div.Scalar_mode, aten.div_.Tensor_mode, aten.div_.Scalar_mode)
 def integer_division(self, other, rounding_mode="floor", **_):
     """Division of integers by the number 0; of a zero in a tensor a compiled program can't tell."""
     if type(other) is int and other == 0 and rounding_mode and not self.is_floating_point() and not self.is_complex():
