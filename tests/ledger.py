@@ -1,31 +1,60 @@
 """The one ledger: tolerances and expected failures, each with its reason. Strict: an unexpected pass fails.
 
-Keys are (mode, op full name, dtype name); mode is "forward", "grad", "inplace", "out", "module", "optim".
+Keys are (mode, op full name, dtype name); mode is one of those of oracle.py ("forward", "grad" ...), "module" or "optim".
 """
 
 # key -> (rtol, atol, reason)
 TOLERANCES = {
     ("grad", "logcumsumexp", "float32"): (
-        3e-2, 5e-3, "samples of size 10000: exp(x - y) magnifies float32 rounding; against float64 CPU is off by 2.2e-3, we by 2.9e-3"),
+        3e-2,
+        5e-3,
+        "samples of size 10000: exp(x - y) magnifies float32 rounding; against float64 CPU is off by 2.2e-3, we by 2.9e-3",
+    ),
 }
 
-for _name in ("CTCLoss", "Conv3d", "ConvTranspose3d", "LazyConv3d", "LazyConvTranspose3d", "GRU", "MultiheadAttention",
-              "Transformer", "TransformerDecoderLayer"):
+for _name in (
+    "CTCLoss",
+    "Conv3d",
+    "ConvTranspose3d",
+    "LazyConv3d",
+    "LazyConvTranspose3d",
+    "GRU",
+    "MultiheadAttention",
+    "Transformer",
+    "TransformerDecoderLayer",
+):
     for _mode in ("train", "eval"):
         TOLERANCES["module", f"nn.{_name}", f"float32 {_mode}"] = (
-            1e-4, 4e-5, "sums in another order; both sides are equally far (1e-7 to 1e-4 of the largest) from float64")
+            1e-4,
+            4e-5,
+            "sums in another order; both sides are equally far (1e-7 to 1e-4 of the largest) from float64",
+        )
 TOLERANCES["grad", "native_layer_norm", "float32"] = (
-    1e-5, 5e-4, "over one element the gradient is 0: the device gives 0, torch CPU up to 2.5e-4 of rounding")
+    1e-5,
+    5e-4,
+    "over one element the gradient is 0: the device gives 0, torch CPU up to 2.5e-4 of rounding",
+)
 TOLERANCES["grad", "nn.functional.ctc_loss", "float32"] = (
-    1e-4, 4e-5, "exp of sums of logarithms over 50 steps; both sides are equally far from float64")
+    1e-4,
+    4e-5,
+    "exp of sums of logarithms over 50 steps; both sides are equally far from float64",
+)
 
 # key -> reason
 EXPECTED_FAILURES = {}
 
 # bfloat16 in float32 inside, where torch's CPU kernels round in between: ours is the float64 result rounded.
 TOLERANCES |= {
-    ("forward", "log_softmax", "bfloat16"): (1.6e-2, 5e-3, "CPU rounds the log-sum to bfloat16: gives 0 for -0.00379, we -0.00378"),
-    ("forward", "logit", "bfloat16"): (3.5e-2, 1e-2, "CPU rounds x / (1 - x) to bfloat16: 0.0967 for 0.0938, we 0.0938"),
+    ("forward", "log_softmax", "bfloat16"): (
+        1.6e-2,
+        5e-3,
+        "CPU rounds the log-sum to bfloat16: gives 0 for -0.00379, we -0.00378",
+    ),
+    ("forward", "logit", "bfloat16"): (
+        3.5e-2,
+        1e-2,
+        "CPU rounds x / (1 - x) to bfloat16: 0.0967 for 0.0938, we 0.0938",
+    ),
     ("forward", "_foreach_mm", "float32"): (5e-6, 5e-5, "sums in another order; both sides equally far from float64"),
 }
 
@@ -76,40 +105,111 @@ _SPARSE = "torchax_tpu holds dense tensors only; sparse layouts stay on the CPU"
 _CHALF = "JAX has no complex32: a TypeError names the dtypes it has"
 _TWISTED = "CPU torch writes a strided out= as if it were contiguous; the device writes what the functional form gives"
 EXPECTED_FAILURES |= {
-    ("noncontiguous", "matrix_exp", "bfloat16"): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
+    (
+        "noncontiguous",
+        "matrix_exp",
+        "bfloat16",
+    ): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
     ("forward", "view_as_complex", "float16"): _CHALF,
     ("forward", "complex", "float16"): _CHALF,
-    ("forward", "matrix_exp", "float16"): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
-    ("forward", "matrix_exp", "bfloat16"): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
+    (
+        "forward",
+        "matrix_exp",
+        "float16",
+    ): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
+    (
+        "forward",
+        "matrix_exp",
+        "bfloat16",
+    ): "torch CPU gives nan where the result overflows on the way; the device computes in float32",
     ("out", "nn.functional.avg_pool3d", "float32"): _TWISTED,
     ("out", "nn.functional.linear", "float32"): _TWISTED,
-    ("out", "normal", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
-    ("out", "normal.number_mean", "float32"): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
-    ("noncontiguous", "native_group_norm", "float32"): "torch CPU's kernel takes contiguous inputs only; the device takes any",
-    ("noncontiguous", "native_group_norm", "bfloat16"): "torch CPU's kernel takes contiguous inputs only; the device takes any",
-    ("errors", "multinomial", "float32"): "negative or infinite weights are values: a compiled program can't raise; the draws are -1",
-    ("errors", "narrow_copy", "float32"): "an internal assert of torch CPU (RuntimeError) where the device says IndexError, as narrow does",
+    (
+        "out",
+        "normal",
+        "float32",
+    ): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
+    (
+        "out",
+        "normal.number_mean",
+        "float32",
+    ): "torch CPU fails to resize out= of a wrong shape; the device does it, with the usual warning",
+    (
+        "noncontiguous",
+        "native_group_norm",
+        "float32",
+    ): "torch CPU's kernel takes contiguous inputs only; the device takes any",
+    (
+        "noncontiguous",
+        "native_group_norm",
+        "bfloat16",
+    ): "torch CPU's kernel takes contiguous inputs only; the device takes any",
+    (
+        "errors",
+        "multinomial",
+        "float32",
+    ): "negative or infinite weights are values: a compiled program can't raise; the draws are -1",
+    (
+        "errors",
+        "narrow_copy",
+        "float32",
+    ): "an internal assert of torch CPU (RuntimeError) where the device says IndexError, as narrow does",
 }
 _VALUES = "a result whose shape, or a Python number that, depends on values: a traced program can't have it, and a TraceError says so"
-for _name in ("item", "allclose", "equal", "combinations", "masked_select", "narrow", "unique", "unique_consecutive", "nonzero", "argwhere"):
+for _name in (
+    "item",
+    "allclose",
+    "equal",
+    "combinations",
+    "masked_select",
+    "narrow",
+    "unique",
+    "unique_consecutive",
+    "nonzero",
+    "argwhere",
+):
     EXPECTED_FAILURES["jit", _name, "float32"] = _VALUES
 for _name in ("cov", "corrcoef", "nn.functional.gaussian_nll_loss"):
-    EXPECTED_FAILURES["jit", _name, "float32"] = "torch itself reads values here, to check arguments (weights, variances); a TraceError says so"
+    EXPECTED_FAILURES["jit", _name, "float32"] = (
+        "torch itself reads values here, to check arguments (weights, variances); a TraceError says so"
+    )
 for _name in ("linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.ldl_solve"):
     EXPECTED_FAILURES["jit", _name, "float32"] = "runs on the host: XLA has no pivoted LDL; a TraceError names the op"
 EXPECTED_FAILURES["vmap", "chalf", "float32"] = _CHALF
-EXPECTED_FAILURES["vmap", "linspace.tensor_overload", "float32"] = "torch's vmap reads the bounds as CPU scalars, whatever their device"
-for _dtype in ("float32", "float64", "bfloat16", "float16", "complex64", "complex128", "int64", "int32", "int16", "int8", "uint8", "bool"):
+EXPECTED_FAILURES["vmap", "linspace.tensor_overload", "float32"] = (
+    "torch's vmap reads the bounds as CPU scalars, whatever their device"
+)
+for _dtype in (
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "complex64",
+    "complex128",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+):
     EXPECTED_FAILURES["out", "narrow_copy", _dtype] = _TWISTED
     for _mode in ("forward", "grad", "gradgrad", "forward_ad", "noncontiguous", "jit", "func_grad"):
         EXPECTED_FAILURES |= {
             (_mode, "to_sparse", _dtype): _SPARSE,
-            **({} if _mode in ("noncontiguous", "gradgrad") else {(_mode, n, _dtype): _SPARSE for n in ("sparse.sampled_addmm", "sparse.mm.reduce")}),
+            **(
+                {}
+                if _mode in ("noncontiguous", "gradgrad")
+                else {(_mode, n, _dtype): _SPARSE for n in ("sparse.sampled_addmm", "sparse.mm.reduce")}
+            ),
             (_mode, "chalf", _dtype): _CHALF,
             (_mode, "tensor_split", _dtype): "torch wants the split points on the CPU for every device, and says so",
         }
 TOLERANCES["grad", "nn.functional.scaled_dot_product_attention", "float32"] = (
-    1e-5, 1e-4, "softmax's backward cancels: from float64 the device is off by 1.8e-6 of the largest gradient, CPU by 8e-7")
+    1e-5,
+    1e-4,
+    "softmax's backward cancels: from float64 the device is off by 1.8e-6 of the largest gradient, CPU by 8e-7",
+)
 TOLERANCES["grad", "erfinv", "float32"] = (1e-5, 1e-5, "exp(y * y) magnifies the last bit of y = erfinv(x) near 1")
 
 

@@ -45,7 +45,8 @@ for _name, _op in oracle.BY_NAME.items():
 
 
 def test_every_op_has_a_case():
-    assert {c[2] for c in CASES} | ONLY_ON_CUDA == set(oracle.BY_NAME)
+    expected = {name for _, name, _ in ledger.EXPECTED_FAILURES}
+    assert set(oracle.BY_NAME) - {c[2] for c in CASES} - expected == ONLY_ON_CUDA
 
 
 @pytest.mark.parametrize("mode,dtype,name", CASES, ids=lambda x: x)
