@@ -68,12 +68,15 @@ def _kind(value):
 
 
 class Program:
-    """An op with its static arguments bound. ``call`` is jitted unless the op forbids it."""
+    """An op with its static arguments bound. ``call`` is jitted unless the op forbids it.
 
-    __slots__ = ("op", "slots", "keyword", "into", "call", "wide")
+    ``through``: (index of an array, plan, perm) if the result is that array with the view of the plan written.
+    """
 
-    def __init__(self, op, slots, keyword, into):
-        self.op, self.slots, self.keyword, self.into = op, slots, keyword, into
+    __slots__ = ("op", "slots", "keyword", "into", "through", "call", "wide")
+
+    def __init__(self, op, slots, keyword, into, through=None):
+        self.op, self.slots, self.keyword, self.into, self.through = op, slots, keyword, into, through
         self.call = jax.jit(self.run) if op.jit else self.run
         self.wide = narrow.program(self.call)  # the way to call it where 64-bit arrays take part
 
@@ -90,7 +93,12 @@ class Program:
         else:
             out = apply(op, positional, keyword)
         if self.into:
-            return self.store(out, positional)
+            out = self.store(out, positional)
+            if self.through is None:
+                return out
+            index, plan, perm = self.through
+            return strides.replace(plan.key, plan.moving, perm, arrays[index], out,
+                                   *arrays[index + 1: index + 1 + len(plan.run_starts())])
         return _strong(out)
 
     def store(self, out, positional):

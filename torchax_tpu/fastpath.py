@@ -10,7 +10,7 @@ same cache keys.
 import jax
 import torch
 
-from . import dispatch, dtypes, narrow, storage
+from . import dispatch, dtypes, narrow, results, storage
 from . import tensor as T
 from .registry import SCALAR, STATIC, TENSOR, TENSORS
 from .storage import Cell, tracing
@@ -42,11 +42,11 @@ def make(op, general):
 
 def _finish(op):
     """Source lines that turn ``out`` into the result, or None if that needs the general handler."""
-    general, into = T.make_finish(op)
+    general, into = results.make_finish(op)
     if into:
-        if general not in (T._finish_inplace, T._finish_idempotent):
+        if general not in (results._finish_inplace, results._finish_idempotent):
             return None
-        return ("if a0._view is not None:", f"    write(a0, out, {general is T._finish_idempotent})", "    return a0", "cell.array = out",
+        return ("if a0._view is not None:", f"    write(a0, out, {general is results._finish_idempotent})", "    return a0", "cell.array = out",
                 "cell.version += 1", "return a0")
     returns = op.overload._schema.returns
     if op.mutates or any(str(r.type) != "Tensor" for r in returns):
@@ -65,7 +65,7 @@ def _generate(op, general, other, finish, kinds, optional):
     scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "strided": torch.strided,
              "general": general, "elsewhere": other, "tracing": tracing, "read": storage.read, "write": storage.write,
              "scalars": dispatch._scalars[0], "tables": dispatch._scalars, "get": op.cache.get,
-             "dtype_type": torch.dtype, "finish_many": T._finish_many, "fusible": storage.fusible, "x64": jax.enable_x64,
+             "dtype_type": torch.dtype, "finish_many": results._finish_many, "fusible": storage.fusible, "x64": jax.enable_x64,
              "start_arrays": storage.start_arrays, "BOOL": dispatch._BOOL}
     only = op.wide is True or TENSORS in kinds
     for name in ("viewed",) if only else ("viewed", "sliced", "fast"):
@@ -80,7 +80,9 @@ _GIVE_UP = "return general(args, kwargs)"
 
 
 def _source(name, op, finish, kinds, optional, entry):
-    n, viewed, sliced = len(kinds), name == "viewed", name == "sliced"
+    n, viewed, sliced, into = len(kinds), name == "viewed", name == "sliced", bool(op.mutates)
+    if into and sliced:
+        finish = ("cell.array = out", "cell.version += 1", "return a0")
     listed = viewed or any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
     if sliced:  # a0 is a view: "fast" has looked
         lines = [f"def {name}(args, kwargs, cell, view):"]
@@ -97,7 +99,7 @@ def _source(name, op, finish, kinds, optional, entry):
     arrays, key = [], []
     for i, kind in enumerate(kinds):
         if kind == TENSOR:
-            lines += _slice(op, listed) if sliced and not i else _tensor(i, op, optional[i], listed, viewed)
+            lines += _slice(op, listed, into) if sliced and not i else _tensor(i, op, optional[i], listed, viewed, into)
             arrays.append(f"x{i}")
             if sliced and not i:
                 arrays.append("*starts")
@@ -123,7 +125,7 @@ def _source(name, op, finish, kinds, optional, entry):
     lines += ["    if program is None:", f"        {_GIVE_UP}"]
     if viewed:  # views read inside this program: the next reader keeps a copy
         lines += [f"    if f{i} is not None:\n        f{i}.fused = v{i}" for i, k in enumerate(kinds) if k == TENSOR]
-    elif sliced:
+    elif sliced and not into:
         lines.append("    view.fused = version")
     lines.append("    try:")
     if viewed:
@@ -139,18 +141,23 @@ def _source(name, op, finish, kinds, optional, entry):
     return lines + ["    " + line for line in finish]
 
 
-def _slice(op, listed):
-    """Lines for a first argument that is a view which was read before, of this or another tensor with its geometry."""
-    lines = ["    g = view.geometry", f"    if g is None{' or not g.dense' if op.layout else ''}:", "        return viewed(args, kwargs)",
+def _slice(op, listed, into):
+    """Lines for a first argument that is a view which was read before, of this or another tensor with its geometry.
+
+    Of an in-place op the program gives back the whole cell with the view written.
+    """
+    needs = " or not g.distinct" if into else " or not g.dense" if op.layout else ""
+    stale = "" if into else " or view.version == version or view.fused == version"
+    lines = ["    g = view.geometry", f"    if g is None{needs}:", "        return viewed(args, kwargs)",
              "    device, x0, version = cell.device, cell.array, cell.version", "    aval, plan = g.reading",
-             "    if plan is None or aval is not x0.aval or view.version == version or view.fused == version:",
+             f"    if plan is None or aval is not x0.aval{stale}:",
              "        return viewed(args, kwargs)", "    token, starts = plan.token, plan.start_arrays or start_arrays(plan)"]
     if op.wide == "int":
         lines += ["    if x0.dtype.kind in 'iub':", "        return viewed(args, kwargs)"]
     return lines + (["    key += (0, token, None)", "    arrays += (x0, *starts)"] if listed else [])
 
 
-def _tensor(i, op, optional, listed, viewed):
+def _tensor(i, op, optional, listed, viewed, into):
     a, cell, x = f"a{i}", "cell" if i == 0 else "other", f"x{i}"
     lines = [f"    if type({a}) is Tensor:", f"        {cell} = {a}._cell"]
     if i:
@@ -160,7 +167,8 @@ def _tensor(i, op, optional, listed, viewed):
         lines += [f"        if {' or '.join(refused if viewed else [*refused, 'other.wide', f'{a}._view is not None'])}:",
                   f"            {_GIVE_UP if viewed else 'return viewed(args, kwargs)'}"]
     elif viewed:
-        lines += ["        if cell.perm is not None:", f"            {_GIVE_UP}", "        device = cell.device"]
+        lines += [f"        if cell.perm is not None{' or a0._view is not None' if into else ''}:", f"            {_GIVE_UP}",
+                  "        device = cell.device"]
     else:
         lines += ["        if cell.perm is not None or cell.wide:", "            return viewed(args, kwargs)",
                   "        view = a0._view", "        if view is not None:", "            return sliced(args, kwargs, cell, view)",

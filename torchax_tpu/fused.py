@@ -9,9 +9,9 @@ import torch
 from torch import is_grad_enabled
 from torch._C import _len_torch_dispatch_stack
 
+from . import tensor as T
 from .errors import UnsupportedOpError
 from .registry import special
-from .tensor import Tensor, find
 
 aten = torch.ops.aten
 KERNELS = {}  # overload -> kernel
@@ -99,10 +99,10 @@ KERNELS[aten.rms_norm.default] = _rms_norm  # in inference mode ops/norm.py answ
 def _plain_norm(overload, native):
     """Without a gradient the statistics that ``native`` would save for it are not made: ``overload`` has one result."""
     def run(input, *args):
-        if type(input) is not Tensor or _len_torch_dispatch_stack() or is_grad_enabled() and (
+        if type(input) is not T.Tensor or _len_torch_dispatch_stack() or is_grad_enabled() and (
                 input.requires_grad or any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)):
             return native(input, *args)
-        handler = getattr(overload, "_torchax_tpu", None) or find(overload)
+        handler = getattr(overload, "_torchax_tpu", None) or T.find(overload)
         return handler((input, *args), {})
 
     KERNELS[overload] = run

@@ -9,6 +9,7 @@ import torch
 
 from . import config, errors, fastpath, narrow, storage
 from . import tensor as T
+from .handlers import make_handler
 from .ops import indexing
 from .registry import SPECIAL, TABLE, Op, aten, mutated_args
 
@@ -77,7 +78,7 @@ def _derived(func):
     if op is None:
         base = TABLE[aten._index_put_impl.default if "impl" in str(func) else aten.index_put.default]
         op = Op(func, base.impl, origin="derived")
-    return fastpath.make(op, T.make_handler(op))
+    return fastpath.make(op, make_handler(op))
 
 
 def _reader(func):

@@ -14,6 +14,7 @@ from jax import lax
 from . import convert, dtypes, narrow, storage
 from . import tensor as T
 from .registry import aten, special
+from .results import write_out
 from .storage import tracing
 
 
@@ -77,7 +78,7 @@ def arange_start_step(start, end, step=1, dtype=None, layout=None, device=None, 
 
 @special(aten.arange.start_out)
 def arange_out(start, end, step=1, out=None):
-    T.write_out(out, storage.read(_arange(start, end, step, out.dtype, out.device)), aten.arange.start_out)
+    write_out(out, storage.read(_arange(start, end, step, out.dtype, out.device)), aten.arange.start_out)
     return out
 
 
@@ -90,5 +91,5 @@ def range_out(start, end, step=1, out=None):
     if count < 1:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     values = _arange(0, count, 1, torch.int64, out.device).to(torch.float64) * step + start
-    T.write_out(out, storage.read(values.to(out.dtype)), aten.range.out)
+    write_out(out, storage.read(values.to(out.dtype)), aten.range.out)
     return out

@@ -11,7 +11,9 @@ from torch._decomp import decomposition_table
 from . import arguments, config, dtypes, errors, explain, fastpath, indices, overlap, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
+from .handlers import make_handler
 from .registry import SPECIAL, TABLE, VIEWS, Op, aten
+from .results import OVERLAP_OK, t_struct, write_out
 from .storage import Inline, tracing
 
 CompositeImplicit = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -40,7 +42,7 @@ def resolve(func):
     if op is None:
         op, how = derive(func), "derived"
     if op is not None:
-        return arguments.checked(func, indices.checked(func, fastpath.make(op, overlap.checked(op, T.make_handler(op))))), how
+        return arguments.checked(func, indices.checked(func, fastpath.make(op, overlap.checked(op, make_handler(op))))), how
     if func in HOST_ONLY:
         return host_handler(func), "fallback"
     if func in _TWINS:
@@ -56,7 +58,8 @@ def resolve(func):
         return factory_out(func, registry.factory_twin(func)), "derived"
     if registry.mutated_args(func) and registry.functional_twin(func) is not None:
         return through_twin(func, registry.functional_twin(func)), "derived"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd") or str(func).endswith("_copy.default"):
+    explicit = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd")
+    if explicit or str(func).endswith("_copy.default"):
         return (lambda args, kwargs: func.redispatch(_BACKEND, *args, **kwargs)), "composite"
     return host_handler(func), "fallback"
 
@@ -213,7 +216,7 @@ def through_twin(func, twin):
         if len(outs) == 1 and isinstance(outs[0], (list, tuple)):
             outs = list(outs[0])
         for t, r in zip(outs, results):
-            T.write_out(t, storage.read(r), func)
+            write_out(t, storage.read(r), func)
         if not schema.returns:
             return None
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -228,7 +231,7 @@ def factory_out(func, twin):
     def handler(args, kwargs):
         given = dict(kwargs)
         out = given.pop(name)
-        T.write_out(out, storage.read(twin(*args, **given, dtype=out.dtype, device=out.device)), func)
+        write_out(out, storage.read(twin(*args, **given, dtype=out.dtype, device=out.device)), func)
         return out
 
     return handler
@@ -238,8 +241,8 @@ def _write_checked(target, result, func):
     from .dispatch import fit
     array = storage.read(result)
     with storage.x64(target._cell.wide or result._cell.wide):
-        storage.write(target, fit(array, T.t_struct(target), Op(func, None)),
-                      func._schema.name.split("::")[1] in T._OVERLAP_OK)
+        storage.write(target, fit(array, t_struct(target), Op(func, None)),
+                      func._schema.name.split("::")[1] in OVERLAP_OK)
 
 
 # ---------------------------------------------------------------- decomposition
@@ -277,7 +280,7 @@ def decomposed(func, decomposition):
             _open.remove(func)
         return _arrays(out)
 
-    program = T.make_handler(Op(func, impl, inline=True, wide="int", origin="decomposed"))
+    program = make_handler(Op(func, impl, inline=True, wide="int", origin="decomposed"))
     eager, host = [], []
 
     def handler(args, kwargs):

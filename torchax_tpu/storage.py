@@ -210,6 +210,18 @@ def fusible(cell, view):
     return plan
 
 
+def writable(cell, view):
+    """The plan by which an in-place op's program can read and write the view itself, or None if it is written on its own."""
+    g = view.geometry
+    if view.flip is not None or cell.array.dtype != view.dtype or not (
+            strides.distinct(view.size, view.stride) if g is None else g.distinct):
+        return None
+    plan = strides.plan(_memory_dims(cell.array, cell.perm, view.dtype), view.size, view.stride, view.offset)
+    if g is not None and cell.perm is None:
+        g.reading = cell.array.aval, plan
+    return plan
+
+
 def start_arrays(plan):
     """The starts a compiled read or write takes, as cached device arrays."""
     arrays = plan.start_arrays

@@ -218,6 +218,13 @@ def read(key, moving, array, *starts):
     return lax.broadcast_in_dim(box, size, [i for i, d in enumerate(dims) if d is not None])
 
 
+def replace(key, moving, perm, array, value, *starts):
+    """Traceable write of a view of ``array``, whose memory runs through its axes in the order ``perm`` (None: row-major)."""
+    ordered = array if perm is None else jnp.transpose(array, perm)
+    out = write(key, moving, ordered, jnp.broadcast_to(value, key[4]), *starts)
+    return out if perm is None else jnp.transpose(out, np.argsort(perm).tolist())
+
+
 def write(key, moving, array, value, *starts):
     """Traceable write: memory with ``value`` (of the view's size) put in its place."""
     frame, takes, steps, dims, size, stride = key

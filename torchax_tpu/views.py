@@ -7,21 +7,22 @@ from running the op on a meta tensor of the same geometry.
 import torch
 
 from .registry import aten, view
-from .strides import contiguous_strides, extent
+from .strides import contiguous_strides, distinct, extent
 
 
 class Geometry:
     """Size, stride, offset and torch dtype of a tensor; the input and output of view functions.
 
     ``reading`` is how such a view was last read: the abstract value of the row-major array it was read from, and
-    the strides.Plan (see `storage.fusible`; one tuple, so that threads see both or neither). ``dense``: row-major.
+    the strides.Plan (see `storage.fusible`; one tuple, so that threads see both or neither). ``dense``: row-major;
+    ``distinct``: surely no two elements share memory.
     """
 
-    __slots__ = ("size", "stride", "offset", "dtype", "reading", "dense")
+    __slots__ = ("size", "stride", "offset", "dtype", "reading", "dense", "distinct")
 
     def __init__(self, size, stride, offset, dtype=None):
         self.size, self.stride, self.offset, self.dtype = size, stride, offset, dtype
-        self.reading, self.dense = (None, None), stride == contiguous_strides(size)
+        self.reading, self.dense, self.distinct = (None, None), stride == contiguous_strides(size), distinct(size, stride)
 
 
 class Unsure(Exception):

@@ -70,7 +70,7 @@ def test_dtypes_are_kept(name, dtype):
     if not oracle.applicable(op, "forward", dtype):
         assert dtype not in op.supported_dtypes("cpu")
         return
-    oracle.check_forward(op, dtype, limit=4)
+    oracle.CHECKS["forward"](op, dtype, limit=4)
 
 
 def source(device, shape=(4, 5, 6), dtype=torch.float32):

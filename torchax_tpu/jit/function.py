@@ -229,7 +229,7 @@ def _describe(tensor, leaves):
     if not isinstance(tensor, T.Tensor):
         return None
     view = tensor._view
-    shape = None if view is None else (T.storage.memory_shape(tensor._cell), view.size, view.stride, view.offset,
+    shape = None if view is None else (storage.memory_shape(tensor._cell), view.size, view.stride, view.offset,
                                        view.flip)
     parameter = id(tensor) if tensor.requires_grad and tensor.is_leaf else None
     return tuple(tensor.shape), tensor.dtype, tensor._cell.device.index, shape, tensor._cell.perm, \
