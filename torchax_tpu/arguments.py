@@ -77,12 +77,15 @@ def _defaulted(handler):
 _INTEGERS = {d: (torch.iinfo(d).min, torch.iinfo(d).max) for d in (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)}
 _REAL = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-_FLOAT32_MAX = torch.finfo(torch.float32).max
+_FLOATS = {d: torch.finfo(d).max for d in (torch.float32, torch.float16, torch.bfloat16)}
+_SINGLE = {torch.float32: _FLOATS[torch.float32]}
 
 
-def fits(value, dtype):
-    """RuntimeError if a number can't be held by ``dtype``, as torch sees it: negative numbers wrap in unsigned
-    types, and half types go to infinity without a word."""
+def fits(value, dtype, tops=_FLOATS):
+    """RuntimeError if a number can't be held by ``dtype``, as torch sees it: negative numbers wrap in unsigned types.
+
+    ``tops``: the floating dtypes whose largest number counts.
+    """
     bounds = _INTEGERS.get(dtype)
     real = dtype in _REAL
     if type(value) is complex and (bounds is not None or real):
@@ -93,7 +96,7 @@ def fits(value, dtype):
         low, high = bounds
         if not (-high if low == 0 else low) <= value <= high:
             raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
-    elif dtype is torch.float32 and _FLOAT32_MAX < abs(value) < math.inf:
+    elif dtype in tops and tops[dtype] < abs(value) < math.inf:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
 
 
@@ -111,7 +114,7 @@ def full(size, fill_value, *, dtype=None, **_):
 @check(aten.scalar_tensor.default)
 def scalar_tensor(s, *, dtype=None, **_):
     if dtype is not None:
-        fits(s, dtype)
+        fits(s, dtype, _SINGLE)  # half types go to infinity here
 
 
 @check(aten.full_like.default)
