@@ -308,10 +308,6 @@ def softshrink_backward(grad_output, self, lambd):
 # ---------------------------------------------------------------- softmax
 
 
-def _exponent(x, dim):
-    return x - jnp.max(x, dim, keepdims=True, initial=-jnp.inf)
-
-
 def _along(fn):
     """Softmax over ``dim``; a 0-d tensor counts as one element, and half_to_float keeps float32."""
     def impl(self, dim, half_to_float):
@@ -325,14 +321,17 @@ def _along(fn):
 
 @_along
 def _softmax(x, dim):
-    e = jnp.exp(_exponent(x, dim))
+    e = jnp.exp(x - jnp.max(x, dim, keepdims=True, initial=-jnp.inf))
     return e / jnp.sum(e, dim, keepdims=True)
 
 
 @_along
 def _log_softmax(x, dim):
-    shifted = _exponent(x, dim)
-    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), dim, keepdims=True))
+    top = jnp.max(x, dim, keepdims=True, initial=-jnp.inf)
+    total = jnp.log(jnp.sum(jnp.exp(x - top), dim, keepdims=True))
+    # One number per row: without the barrier TPU's compiler sums the rows again in every matmul that reads the gradient.
+    top, total = jax.lax.optimization_barrier((top, total))
+    return x - top - total
 
 
 op(aten._softmax.default)(_softmax)
