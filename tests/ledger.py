@@ -174,8 +174,6 @@ for _name in ("cov", "corrcoef", "nn.functional.gaussian_nll_loss"):
     EXPECTED_FAILURES["jit", _name, "float32"] = (
         "torch itself reads values here, to check arguments (weights, variances); a TraceError says so"
     )
-for _name in ("linalg.ldl_factor", "linalg.ldl_factor_ex", "linalg.ldl_solve"):
-    EXPECTED_FAILURES["jit", _name, "float32"] = "runs on the host: XLA has no pivoted LDL; a TraceError names the op"
 EXPECTED_FAILURES["vmap", "chalf", "float32"] = _CHALF
 EXPECTED_FAILURES["vmap", "linspace.tensor_overload", "float32"] = (
     "torch's vmap reads the bounds as CPU scalars, whatever their device"

@@ -37,12 +37,12 @@ def one_item(mode, dtype_name, name, limit):
     import torch
 
     from tests import ledger, oracle
-    from torchax_tpu import routes
+    from torchax_tpu import metrics
 
     op, dtype = oracle.BY_NAME[name], getattr(torch, dtype_name)
     reason = ledger.EXPECTED_FAILURES.get((mode, name, dtype_name))
     rtol, atol = ledger.tolerance(mode, name, dtype_name)
-    before = dict(routes.host_calls)
+    before = dict(metrics.host_calls)
     n, text = 0, ""
     try:
         n = oracle.CHECKS[mode](op, dtype, rtol=rtol, atol=atol, limit=limit, spread=True)
@@ -52,7 +52,7 @@ def one_item(mode, dtype_name, name, limit):
         text = " ".join(f"{type(e).__name__}: {e}".split())[:400]
         if os.environ.get("SWEEP_TRACEBACK"):
             traceback.print_exc()
-    return status, text, n, sorted(k for k, v in routes.host_calls.items() if v != before.get(k))
+    return status, text, n, sorted(k for k, v in metrics.host_calls.items() if v != before.get(k))
 
 
 def worker(pipe):

@@ -12,8 +12,8 @@ import torchax_tpu
 ROOT = pathlib.Path(torchax_tpu.__file__).parent
 # A module imports only from its own layer's earlier entries and from layers above it in this list.
 LAYERS = [
-    ["errors", "config"], ["explain", "device_module", "parallel"], ["device"], ["dtypes"], ["narrow"], ["strides"], ["random"], ["registry"], ["dispatch"], ["views"], ["storage"], ["tensor"], ["results"], ["handlers"],
-    ["convert"], ["fastpath", "arguments", "overlap"], ["copies", "untyped", "ranges"], ["viewcopies", "indices"], ["routes"],
+    ["errors", "config", "metrics"], ["explain", "device_module", "parallel"], ["device"], ["dtypes"], ["narrow"], ["strides"], ["random"], ["registry"], ["dispatch"], ["views"], ["storage"], ["tensor"], ["results"], ["handlers"],
+    ["convert"], ["fastpath", "arguments", "overlap"], ["copies", "untyped", "ranges"], ["viewcopies", "indices"], ["host"], ["routes"],
     ["methods", "moves", "serialization", "autocast", "fused", "sparse_adam"], ["jit"], ["tpu"], ["cuda_names"], ["__main__"],
 ]
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}

@@ -48,7 +48,7 @@ _PUBLIC = {
     "jit": "jit",
     "dry_run": "tpu",
 }
-__all__ = ["config", "errors", *_PUBLIC]
+__all__ = ["config", "errors", "metrics", *_PUBLIC]
 
 
 def __getattr__(name):
@@ -78,7 +78,7 @@ def __dir__():
 if not _stay_out:
     import torch as _torch  # noqa: F811
 
-    from . import config, errors
+    from . import config, errors, metrics
     from . import device as _device
 
     _device.setup()

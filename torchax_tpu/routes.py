@@ -3,21 +3,20 @@
 `find(overload)` returns the handler that `__torch_dispatch__` memoises.
 """
 
-import warnings
 
 import torch
 from torch._decomp import decomposition_table
 
-from . import arguments, config, dtypes, errors, explain, fastpath, indices, overlap, registry, storage, views
+from . import arguments, dtypes, errors, fastpath, indices, overlap, registry, storage, views
 from . import tensor as T
 from .convert import cpu_to_array
 from .handlers import make_handler
+from .host import host_handler
 from .registry import SPECIAL, TABLE, VIEWS, Op, aten
 from .results import OVERLAP_OK, t_struct, write_out
 from .storage import Inline, tracing
 
 CompositeImplicit = torch._C.DispatchKey.CompositeImplicitAutograd
-host_calls = {}  # overload name -> how often it ran on the host (torchax_tpu.metrics)
 resolved = {}  # overload -> how it was resolved, for documents and tests
 HOST_ONLY = set()  # overloads whose decomposition must not be used (ops/host.py)
 
@@ -326,73 +325,6 @@ def _arrays(x):
     if isinstance(x, (list, tuple)):
         return [_arrays(v) for v in x] if isinstance(x, list) else tuple(map(_arrays, x))
     return x
-
-
-# ---------------------------------------------------------------- host
-
-
-def host_handler(func):
-    """Run torch's CPU kernel on copies; counted, warned once per op, refusable."""
-    name = str(func)
-    written = registry.mutated_args(func)
-
-    def handler(args, kwargs):
-        if config.fallback == "error":
-            raise errors.FallbackError(f"{func} has no JAX form and torchax_tpu.config.fallback is 'error' "
-                                       f"(called with {explain.signature(args, kwargs)})")
-        if name not in host_calls:
-            host_calls[name] = 0
-            if config.fallback == "warn":
-                warnings.warn(f"torchax_tpu: {func} runs on the host (no JAX form); the data moves to the CPU and back. "
-                              "torchax_tpu.config.fallback = 'error' makes this an error.", stacklevel=3)
-        host_calls[name] += 1
-        return run_on_host(func, args, kwargs, written)
-
-    return handler
-
-
-def run_on_host(func, args, kwargs, written):
-    from .copies import to_cpu
-    moved = []
-    device = [None]
-
-    def down(x):
-        if isinstance(x, T.Tensor):
-            device[0] = device[0] or x._cell.device
-            c = to_cpu(x, f"{func} on the host")
-            moved.append((x, c))
-            return c
-        if isinstance(x, (list, tuple)):
-            return type(x)(map(down, x))
-        if isinstance(x, torch.device) and x.type == T.devices[0].type:
-            device[0] = device[0] or T.place(x)
-            return torch.device("cpu")
-        return x
-
-    names = [a.name for a in func._schema.arguments]
-    cargs, ckwargs = down(args), {k: down(v) for k, v in kwargs.items()}
-    try:
-        out = func(*cargs, **ckwargs)
-    except NotImplementedError as e:
-        raise errors.UnsupportedOpError(f"{func} has neither a JAX form nor a CPU kernel: {e}") from None
-    place = device[0] or T.devices[0]
-    given, cgiven = dict(zip(names, args)) | kwargs, dict(zip(names, cargs)) | ckwargs
-    for n in written:
-        if given.get(n) is not None:
-            for t, c in zip(given[n], cgiven[n]) if isinstance(given[n], (list, tuple)) else ((given[n], cgiven[n]),):
-                if t.shape != c.shape:
-                    t.resize_(c.shape)
-                t.copy_(c)
-    by_id = {id(c): t for t, c in moved}
-
-    def up(x):
-        if isinstance(x, torch.Tensor):
-            return by_id[id(x)] if id(x) in by_id else T.wrap(cpu_to_array(x, place.index), place)
-        if isinstance(x, (list, tuple)):
-            return type(x)(map(up, x)) if type(x) in (list, tuple) else type(x)(map(up, x))
-        return x
-
-    return up(out)
 
 
 T.find = find

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import ledger, oracle
-from torchax_tpu import routes
+from torchax_tpu import metrics
 
 NAMES = (
     "cat",
@@ -135,9 +135,9 @@ def test_gradients_of_views(name):
         y.backward((1 + torch.arange(y.numel(), dtype=torch.float32)).reshape(y.shape).to(device))
         return x.grad
 
-    before = dict(routes.host_calls)
+    before = dict(metrics.host_calls)
     both(run)
-    assert routes.host_calls == before
+    assert metrics.host_calls == before
 
 
 ERRORS = {
