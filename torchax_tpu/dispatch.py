@@ -167,13 +167,15 @@ def _name(dtype):
 
 # ---------------------------------------------------------------- scalars as cached arrays
 
-_scalars = ({}, {})  # narrow, wide
+numbers = tuple({int: {}, float: {}, complex: {}} for _ in range(2))  # [wide][type] -> {number: array}
 
 
 def scalar_array(value, wide):
     """A weakly typed 0-d array for a Python number; cached, since passing an array is free."""
-    cache = _scalars[wide]
-    key = (value, math.copysign(1.0, value)) if type(value) is float and value == 0 else (value, type(value))
+    if type(value) not in numbers[wide]:  # a subclass, such as numpy's float64
+        value = next(kind for kind in (int, float, complex) if isinstance(value, kind))(value)
+    cache = numbers[wide][type(value)]
+    key = (value, math.copysign(1.0, value)) if type(value) is float and value == 0 else value
     array = cache.get(key)
     if array is None:
         if len(cache) > 8192:

@@ -1,8 +1,8 @@
 """The shortest way through an eager op: tensors and plain arguments in, tensors out.
 
 For each op and number of positional arguments two small functions are generated, with the loop over
-arguments unrolled. "fast" takes whole row-major tensors of 32 bits and less; "viewed" takes views, 64-bit
-tensors and lists as well. Both only look up a program that the general handler has built and call it;
+arguments unrolled. "fast" takes whole row-major tensors of 32 bits and less, the first one also as a view of such;
+"viewed" takes any views, 64-bit tensors and lists as well. Both only look up a program that the general handler has built and call it;
 whatever is unusual (keyword arguments, a trace, an error, ...) goes to the general handler, so all build the
 same cache keys.
 """
@@ -44,10 +44,7 @@ def _finish(op):
     """Source lines that turn ``out`` into the result, or None if that needs the general handler."""
     general, into = results.make_finish(op)
     if into:
-        if general not in (results._finish_inplace, results._finish_idempotent):
-            return None
-        return ("if a0._view is not None:", f"    write(a0, out, {general is results._finish_idempotent})", "    return a0", "cell.array = out",
-                "cell.version += 1", "return a0")
+        return () if general in (results._finish_inplace, results._finish_idempotent) else None
     returns = op.overload._schema.returns
     if op.mutates or any(str(r.type) != "Tensor" for r in returns):
         return None
@@ -63,13 +60,14 @@ def _finish(op):
 def _generate(op, general, other, finish, kinds, optional):
     """The handler for ``len(kinds)`` positional arguments, others go to ``other``: "fast", with "viewed" behind it."""
     scope = {"Tensor": T.Tensor, "Cell": Cell, "WRAP": dtypes.WRAP, "make": T._make, "strided": torch.strided,
-             "general": general, "elsewhere": other, "tracing": tracing, "read": storage.read, "write": storage.write,
-             "scalars": dispatch._scalars[0], "tables": dispatch._scalars, "get": op.cache.get,
+             "general": general, "elsewhere": other, "tracing": tracing, "read": storage.read,
+             "ints": dispatch.numbers[0][int].get,
+             "floats": dispatch.numbers[0][float].get, "tables": dispatch.numbers, "get": op.cache.get,
              "dtype_type": torch.dtype, "finish_many": results._finish_many, "fusible": storage.fusible, "x64": jax.enable_x64,
              "start_arrays": storage.start_arrays, "BOOL": dispatch._BOOL}
     only = op.wide is True or TENSORS in kinds
-    for name in ("viewed",) if only else ("viewed", "sliced", "fast"):
-        lines = _source(name, op, finish, kinds, optional, entry=name == "fast" or only)
+    for viewed in (True,) if only else (True, False):
+        lines = _source(op, finish, kinds, optional, viewed, entry=viewed == only)
         if lines is None:
             return general
         exec("\n".join(lines), scope)  # noqa: S102  (the text is made from the op's schema alone)
@@ -79,15 +77,10 @@ def _generate(op, general, other, finish, kinds, optional):
 _GIVE_UP = "return general(args, kwargs)"
 
 
-def _source(name, op, finish, kinds, optional, entry):
-    n, viewed, sliced, into = len(kinds), name == "viewed", name == "sliced", bool(op.mutates)
-    if into and sliced:
-        finish = ("cell.array = out", "cell.version += 1", "return a0")
+def _source(op, finish, kinds, optional, viewed, entry):
+    n, into = len(kinds), bool(op.mutates)
     listed = viewed or any(k == TENSOR and optional[i] for i, k in enumerate(kinds))
-    if sliced:  # a0 is a view: "fast" has looked
-        lines = [f"def {name}(args, kwargs, cell, view):"]
-    else:
-        lines = [f"def {name}(args, kwargs):"]
+    lines = [f"def {'viewed' if viewed else 'fast'}(args, kwargs):"]
     if entry:
         lines += ["    if kwargs or tracing.active is not None:", "        return general(args, kwargs)"]
     lines += ["    try:", "        " + ", ".join(f"a{i}" for i in range(n)) + ", = args", "    except ValueError:",
@@ -99,11 +92,8 @@ def _source(name, op, finish, kinds, optional, entry):
     arrays, key = [], []
     for i, kind in enumerate(kinds):
         if kind == TENSOR:
-            lines += _slice(op, listed, into) if sliced and not i else _tensor(i, op, optional[i], listed, viewed, into)
+            lines += _tensor(i, op, optional[i], listed, viewed, into)
             arrays.append(f"x{i}")
-            if sliced and not i:
-                arrays.append("*starts")
-                key += ["0", "token", "None"]
         elif kind == TENSORS:
             lines += _tensors(i)
         elif kind == SCALAR:
@@ -117,28 +107,37 @@ def _source(name, op, finish, kinds, optional, entry):
             key += [str(i), f"k{i}"]
         else:
             return None
-    if listed:
-        lines.append(f"    program = get(key if len(key) > 1 else {n})")
-    else:
-        lines.append(f"    program = get(({n}, {', '.join(key)}))" if key else f"    program = get({n})")
-    call = f"out = program.call({'*arrays' if listed else ', '.join(arrays)})"
-    lines += ["    if program is None:", f"        {_GIVE_UP}"]
+    written = ["view.fused = version"] if not into else []
+    whole = ["cell.array = out", "cell.version += 1", "return a0"] if into else []
     if viewed:  # views read inside this program: the next reader keeps a copy
-        lines += [f"    if f{i} is not None:\n        f{i}.fused = v{i}" for i, k in enumerate(kinds) if k == TENSOR]
-    elif sliced and not into:
-        lines.append("    view.fused = version")
-    lines.append("    try:")
-    if viewed:
-        lines += (["        if wide:", f"            {call.replace('program.call', 'program.wide')}"] if narrow.ON else
-                  ["        if wide:", "            with x64(True):", f"                {call}"])
-        lines += ["        else:", f"            {call}"]
-    elif sliced and not listed:  # unpacking costs more than asking
-        lines += ["        if len(starts) == 1:", f"            {call.replace('*starts', 'starts[0]')}", "        else:",
-                  f"            {call}"]
+        lines += _call(f"key if len(key) > 1 else {n}", "*arrays", wide=True, first=[
+            f"if f{i} is not None:\n        f{i}.fused = v{i}" for i, k in enumerate(kinds) if k == TENSOR])
+    elif listed:
+        first = [f"if view is not None:\n        {line}" for line in written]
+        lines += _call(f"key if len(key) > 1 else {n}", "*arrays", first=first)
     else:
-        lines.append(f"        {call}")
-    lines += ["    except Exception:", f"        {_GIVE_UP}"]
-    return lines + ["    " + line for line in finish]
+        lines += ["    if view is None:"]
+        lines += _call(f"({n}, {', '.join(key)})" if key else str(n), ", ".join(arrays), indent="    ")
+        lines += ["    else:"]
+        rest = "".join(f", {x}" for x in arrays[1:])
+        lines += _call(f"({', '.join([str(n), '0', 'token', 'None', *key])})", f"x0, *starts{rest}", indent="    ",
+                       first=written, one=f"x0, starts[0]{rest}")
+    return lines + ["    " + line for line in whole or finish]
+
+
+def _call(key, arrays, indent="", first=(), wide=False, one=None):
+    """Lines that find the program, do ``first``, and call it; ``one``: the arguments with a single start (unpacking costs more)."""
+    call = f"out = program.call({arrays})"
+    lines = [f"program = get({key})", "if program is None:", f"    {_GIVE_UP}", *first, "try:"]
+    if wide:
+        lines += (["    if wide:", f"        {call.replace('program.call', 'program.wide')}"] if narrow.ON else
+                  ["    if wide:", "        with x64(True):", f"            {call}"])
+        lines += ["    else:", f"        {call}"]
+    elif one:
+        lines += ["    if len(starts) == 1:", f"        out = program.call({one})", "    else:", f"        {call}"]
+    else:
+        lines.append(f"    {call}")
+    return [f"{indent}    {line}" for line in [*lines, "except Exception:", f"    {_GIVE_UP}"]]
 
 
 def _slice(op, listed, into):
@@ -148,13 +147,10 @@ def _slice(op, listed, into):
     """
     needs = " or not g.distinct" if into else " or not g.dense" if op.layout else ""
     stale = "" if into else " or view.version == version or view.fused == version"
-    lines = ["    g = view.geometry", f"    if g is None{needs}:", "        return viewed(args, kwargs)",
-             "    device, x0, version = cell.device, cell.array, cell.version", "    aval, plan = g.reading",
-             f"    if plan is None or aval is not x0.aval{stale}:",
-             "        return viewed(args, kwargs)", "    token, starts = plan.token, plan.start_arrays or start_arrays(plan)"]
-    if op.wide == "int":
-        lines += ["    if x0.dtype.kind in 'iub':", "        return viewed(args, kwargs)"]
-    return lines + (["    key += (0, token, None)", "    arrays += (x0, *starts)"] if listed else [])
+    lines = ["g, version = view.geometry, cell.version", f"if g is None{needs}:", "    return viewed(args, kwargs)",
+             "aval, plan = g.reading", f"if plan is None or aval is not x0.aval{stale}:", "    return viewed(args, kwargs)",
+             "token, starts = plan.token, plan.start_arrays or start_arrays(plan)"]
+    return lines + (["key += (0, token, None)", "arrays += (x0, *starts)"] if listed else [])
 
 
 def _tensor(i, op, optional, listed, viewed, into):
@@ -171,7 +167,6 @@ def _tensor(i, op, optional, listed, viewed, into):
                   "        device = cell.device"]
     else:
         lines += ["        if cell.perm is not None or cell.wide:", "            return viewed(args, kwargs)",
-                  "        view = a0._view", "        if view is not None:", "            return sliced(args, kwargs, cell, view)",
                   "        device = cell.device"]
     lines += [f"        {x} = {cell}.array", f"        if {x} is None:", f"            {_GIVE_UP}"]
     if viewed:
@@ -184,6 +179,9 @@ def _tensor(i, op, optional, listed, viewed, into):
                   f"                arrays.append(read({a}))", "            else:",
                   f"                f{i}, v{i} = view, {cell}.version", f"                key += ({i}, plan.token, None)",
                   f"                arrays.append({x})", "                arrays += plan.start_arrays or start_arrays(plan)"]
+    elif not i:
+        lines += ["        view = a0._view", "        if view is not None:", *("            " + line for line in _slice(op, listed, into))]
+        lines += ["        else:", "            arrays.append(x0)"] if listed else []
     elif listed:
         lines.append(f"        arrays.append({x})")
     if i == 0:
@@ -210,11 +208,10 @@ def _tensors(i):
 
 def _number(i, listed, viewed, word):
     a = f"a{i}"
-    lines = [f"    {word} type({a}) is float and {a} or type({a}) is int:",
-             f"        x{i} = {'tables[wide]' if viewed else 'scalars'}.get(({a}, type({a})))",
-             f"        if x{i} is None:", f"            {_GIVE_UP}"]
-    if i:  # bool + 1 is int64
-        lines += [f"        if type({a}) is int and x0.dtype is BOOL:", f"            {_GIVE_UP}"]
-    if listed:
-        lines.append(f"        arrays.append(x{i})")
+    ints, floats = ("tables[wide][int].get", "tables[wide][float].get") if viewed else ("ints", "floats")
+    lines = []
+    for test, table in ((f"{word} type({a}) is int", ints), (f"elif type({a}) is float and {a}", floats)):  # -0.0 is another key
+        bools = " or x0.dtype is BOOL" if i and table is ints else ""  # bool + 1 is int64
+        lines += [f"    {test}:", f"        x{i} = {table}({a})", f"        if x{i} is None{bools}:", f"            {_GIVE_UP}"]
+        lines += [f"        arrays.append(x{i})"] if listed else []
     return [*lines, "    else:", f"        {_GIVE_UP}"]

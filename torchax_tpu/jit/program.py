@@ -1,5 +1,6 @@
 """A traced function: its compiled XLA program, what feeds it, and where its results go."""
 
+import gc
 import sys
 import types
 import weakref
@@ -92,9 +93,14 @@ class Program:
             self.stand_for = [o.dtype for o in outputs]  # 64-bit ones are held in less if config.int64 says so
             return outputs + grads
 
+        frozen = not gc.get_freeze_count()
+        if frozen:  # what is older than the trace needs no look when its garbage is collected
+            gc.freeze()
         try:
             closed = jax.make_jaxpr(traced)()
         finally:
+            if frozen:
+                gc.unfreeze()
             trace.restore()
         self._finish(trace, closed)
 
