@@ -283,3 +283,108 @@ def test_python_counters_and_cpu_random_numbers_warn():
         torchax_tpu.jit(Counter().step)(torch.ones(3, device=DEVICE))
     text = " ".join(str(w.message) for w in caught)
     assert "Counter.n from 0 to 1" in text and "random numbers on the CPU" in text
+
+
+# ---------------------------------------------------------------- views which may overlap, hooks, mixed step counts
+
+
+def _masked_rows(x):
+    x[1].expand(2, 3).masked_fill_(torch.ones(2, 3, dtype=torch.bool, device=x.device), 7.0)
+
+
+def _indexed_rows(x):
+    x[1].expand(2, 3)[torch.tensor([0, 1], device=x.device)] = 9.0
+
+
+@pytest.mark.parametrize("write", [
+    _masked_rows, _indexed_rows, lambda x: x.as_strided((2, 3), (1, 1)).abs_(), lambda x: x.as_strided((2, 3), (1, 1)).relu_(),
+    lambda x: x.view(6).as_strided((2, 2), (3, 2)).mul_(10), lambda x: x.view(6).unfold(0, 4, 2).clamp_(-1, 2),
+    lambda x: x[:0].unfold(1, 2, 1).div_(2), lambda x: x[:0].expand(2, 0, 3).mul_(2)])
+@pytest.mark.filterwarnings("ignore:Use of")
+def test_written_through_views_that_may_overlap(write):
+    """Such a view is read and written apart from the op's program, whatever was cached for others."""
+    for _ in range(2):
+        results = []
+        for device in ("cpu", "jax"):
+            x = torch.arange(6.0, device=device).view(2, 3) - 3
+            write(x)
+            x.mul_(1)
+            results.append(x.cpu())
+        torch.testing.assert_close(results[1], results[0])
+
+
+def test_hooks_that_raise():
+    """An exception of a hook reaches the caller, from wherever autograd calls the hook; the device stays usable."""
+    def bad(*_):
+        raise ValueError("mine")
+
+    for where in ("leaf", "inner", "accumulated", "module"):
+        net = torch.nn.Linear(3, 3).to("jax")
+        x = torch.ones(2, 3, device="jax", requires_grad=True)
+        y = net(x) * 2
+        if where == "leaf":
+            x.register_hook(bad)
+        elif where == "inner":
+            y.register_hook(bad)
+        elif where == "accumulated":
+            net.weight.register_post_accumulate_grad_hook(bad)
+        else:
+            net.register_full_backward_hook(bad)
+            y = net(x)
+        with pytest.raises(ValueError, match="mine"):
+            y.sum().backward()
+        z = torch.ones(2, device="jax", requires_grad=True)
+        (z * 3).sum().backward()
+        assert z.grad.tolist() == [3, 3]
+
+
+def test_jit_notices_hooks_of_tensors():
+    def run(device):
+        w, x = torch.ones(2, requires_grad=True, device=device), torch.ones(2, device=device)
+
+        def step(x):
+            (w * x).sum().backward()
+
+        step = torchax_tpu.jit(step) if device == "jax" else step
+        step(x)
+        handle = w.register_hook(lambda g: g * 10)
+        step(x)
+        handle.remove()
+        step(x)
+
+        def halve(p):
+            p.grad.mul_(0.5)
+
+        w.register_post_accumulate_grad_hook(halve)
+        step(x)
+        return w.grad.tolist()
+
+    assert run("jax") == run("cpu")
+
+
+def test_step_counts_on_both_devices():
+    """A jitted step makes one parameter's state on the device; a later eager step makes another's on the CPU."""
+    def run(device):
+        a, b = (torch.tensor([1.0, 2.0], requires_grad=True, device=device) for _ in range(2))
+        optimizer = torch.optim.Adam([a, b], lr=0.1)
+
+        def step():
+            optimizer.zero_grad()
+            (a * a).sum().backward()
+            optimizer.step()
+
+        (torchax_tpu.jit(step) if device == "jax" else step)()
+        for _ in range(2):
+            a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+            optimizer.step()
+        return a.detach().cpu(), b.detach().cpu(), float(optimizer.state[a]["step"]), float(optimizer.state[b]["step"])
+
+    for ours, ref in zip(run("jax"), run("cpu")):
+        torch.testing.assert_close(ours, ref)
+
+
+def test_half_floats_wrap_in_unsigned_integers():
+    x = torch.tensor([-3.0, -1.5, 255.0, 2.5])
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for target in (torch.uint8, torch.int8, torch.int16):
+            assert torch.equal(x.to(dtype).to("jax").to(target).cpu(), x.to(dtype).to(target))

@@ -94,8 +94,10 @@ def fits(value, dtype, tops=_FLOATS):
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: it is complex")
     if bounds is not None:
         low, high = bounds
-        if not (-high if low == 0 else low) <= value <= high:
+        if not (-high if low == 0 and type(value) is int else low) <= value <= high:
             raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
+    elif dtype is torch.complex64 and any(tops[torch.float32] < abs(v) < math.inf for v in (complex(value).real, complex(value).imag)):
+        raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
     elif dtype in tops and tops[dtype] < abs(value) < math.inf:
         raise RuntimeError(f"value cannot be converted to type {dtype} without overflow: {value}")
 

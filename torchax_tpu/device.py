@@ -36,16 +36,19 @@ class Hook(torch._C._acc.PrivateUse1Hooks):
 
 
 _DEVICE_TYPE = torch._C._autograd.DeviceType.PrivateUse1
-_clear_error = ctypes.pythonapi.PyErr_Clear
-_clear_error.restype = None
+_touch = ctypes.pythonapi.PyErr_Occurred  # ctypes raises whatever exception is set after a call
+_touch.restype = ctypes.c_void_p
 
 
 class Guard(torch._C._acc.DeviceGuard):
     """Tells torch's C++ that the device type exists; the current device is kept in Python."""
 
     def type_(self):
-        if _backward.error is not None:  # see errors.Backward
-            _clear_error()
+        if _backward.running:  # an exception of an op or a hook may be on its way: see errors.Backward
+            try:
+                _touch()
+            except BaseException as error:  # noqa: BLE001
+                _backward.error = error
         return _DEVICE_TYPE
 
 

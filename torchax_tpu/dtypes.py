@@ -140,6 +140,10 @@ def opmath(dtype):
     return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
+def _floating(dtype):
+    return dtype.kind == "f" or dtype.kind == "V"  # bfloat16 and float8 are of numpy's kind "V"
+
+
 def cast(x, dtype):
     """``x`` as an array of exactly ``dtype`` (numpy or torch), never weakly typed.
 
@@ -152,10 +156,10 @@ def cast(x, dtype):
         return jax.lax.convert_element_type(x, dtype) if getattr(x, "weak_type", False) else x
     if x.dtype.kind == "c" and np.dtype(dtype).kind != "c":
         x = x != 0 if dtype == np.bool_ else x.real
-    elif x.dtype.kind == "f" and np.dtype(dtype).kind == "u" and np.dtype(dtype).itemsize < 4:
+    elif _floating(x.dtype) and np.dtype(dtype).kind == "u" and np.dtype(dtype).itemsize < 4:
         # torch wraps negative floats modulo 2**bits (through a wide integer); XLA saturates.
         x = jax.lax.convert_element_type(x, np.int32)
-    elif x.dtype.kind == "f" and np.dtype(dtype).kind == "i" and np.dtype(dtype).itemsize < 4:
+    elif _floating(x.dtype) and np.dtype(dtype).kind == "i" and np.dtype(dtype).itemsize < 4:
         x = jax.lax.convert_element_type(x, np.int32)
     if x.dtype == np.bool_ and np.dtype(dtype).kind in "fcV":
         # XLA turns convert(mask) * x into select(mask, x, 0), which forgets that 0 * inf is nan; it leaves this form alone

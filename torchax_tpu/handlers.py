@@ -73,7 +73,7 @@ def make_handler(op):
                         elif view.version == cell.version:
                             arrays.append(view.array)
                         else:
-                            plan = fusible(cell, view) if jit else None
+                            plan = fusible(cell, view) if jit and (i or not into) else None
                             if plan is None:
                                 arrays.append(read(a))
                             else:

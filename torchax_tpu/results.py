@@ -31,6 +31,12 @@ def make_finish(op):
     return _finish_mixed(op), False
 
 
+def _known(array, what):
+    if narrow.is_traced(array):
+        raise errors.TraceError(f"{what} can't be part of a traced program: move it to the device")
+    return array
+
+
 def _host(out):
     if narrow.is_traced(out):
         raise errors.TraceError("a Python bool or number was asked of a traced tensor; use torch.where or torch.cond")
@@ -79,7 +85,11 @@ def _finish_idempotent(out, args, kwargs, device):
 
 def _finish_inplace_list(out, args, kwargs, device):
     for target, o in zip(args[0], out):
-        storage.write(target, o)
+        if isinstance(target, Tensor):
+            storage.write(target, o)
+        else:  # a number on the CPU among tensors of the device: a step count of an optimizer
+            from .convert import array_to_cpu  # late: convert builds on tensors
+            target.copy_(array_to_cpu(_known(o, "writing a CPU tensor")))
     torch.autograd.graph.increment_version(args[0])  # torch counts writes to single tensors only
 
 

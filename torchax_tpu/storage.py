@@ -243,7 +243,7 @@ def write(tensor, value, overlap=False):
         cell.array = value
         cell.version += 1
         return
-    shared = 0 in view.stride and any(s == 0 and n > 1 for s, n in zip(view.stride, view.size))
+    shared = 0 in view.stride and 0 not in view.size and any(s == 0 and n > 1 for s, n in zip(view.stride, view.size))
     if shared and not overlap:
         raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single "
                            "memory location. Please clone() the tensor before performing the operation.")

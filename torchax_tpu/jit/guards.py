@@ -33,6 +33,12 @@ class Like:
 _TABLES = ("_modules", "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+def _hooks(tensor):
+    """The hooks which autograd calls for a tensor's gradient."""
+    own, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return (tuple(own) if own else (), tuple(after) if after else ())
+
+
 class Guards:
     """The conditions of one program.
 
@@ -47,6 +53,7 @@ class Guards:
     def __init__(self, trace, grads, roots, arg_cells, modes):
         self.grads = grads
         self.tensors = [(t, c, t.requires_grad) for t, c in trace.tensors.values() if id(c) not in arg_cells]
+        self.hooks = [(t, _hooks(t)) for t, _ in trace.tensors.values() if t.requires_grad]
         self.optimizers = list(trace.optimizers.values())
         for seen in self.optimizers:
             seen.freeze()
@@ -109,6 +116,9 @@ class Guards:
                 return f"a tensor of shape {tuple(t.shape)} has another storage now (.data or set_)"
             if t.requires_grad is not needs:
                 return f"requires_grad of a tensor of shape {tuple(t.shape)} changed to {t.requires_grad}"
+        for t, kept in self.hooks:
+            if _hooks(t) != kept:
+                return f"hooks of a tensor of shape {tuple(t.shape)} changed"
         for tensor, entry in self.grads:
             grad = tensor.grad
             if not entry.fits(grad) if type(entry) is Like else grad is None if entry is SET else grad is not entry:
