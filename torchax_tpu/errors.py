@@ -35,5 +35,9 @@ class TraceError(TorchaxTpuError):
     """Python needed a concrete value (or shape) while a program was being traced."""
 
 
+class OutOfRangeError(TorchaxTpuError, IndexError):
+    """An index tensor holds a value out of range (``config.check_indices``); torch raises one or the other, by op."""
+
+
 class ForkError(TorchaxTpuError):
     """The device was used in a process forked after the JAX runtime had started."""

@@ -159,7 +159,7 @@ def _tensor(i, op, optional, listed, viewed, into):
     if i:
         refused = [f"{cell}.perm is not None", "other.device is not device"]
         if op.mutates:  # an input that shares memory with what is written
-            refused.append(f"other is cell and {a} is not a0")
+            refused.append("other is cell" + (f" and {a} is not a0" if op.layout == "elementwise" else ""))
         lines += [f"        if {' or '.join(refused if viewed else [*refused, 'other.wide', f'{a}._view is not None'])}:",
                   f"            {_GIVE_UP if viewed else 'return viewed(args, kwargs)'}"]
     elif viewed:

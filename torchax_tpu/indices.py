@@ -277,8 +277,8 @@ def _bad(index, lo, hi):
     return jnp.any(wrong), jnp.reshape(index, (-1,))[jnp.argmax(jnp.reshape(wrong, (-1,)))]
 
 
-def check(index, n, dim, negative=True, error=IndexError):
-    """``error`` if an index tensor holds a value out of range; nothing under a trace."""
+def check(index, n, dim, negative=True):
+    """OutOfRangeError if an index tensor holds a value out of range; nothing under a trace."""
     array = storage.read(index) if isinstance(index, T.Tensor) else None
     if array is None or narrow.is_traced(array) or not array.size or array.dtype.kind not in "iu":
         return
@@ -286,7 +286,7 @@ def check(index, n, dim, negative=True, error=IndexError):
     with storage.x64(array.dtype.itemsize == 8):
         wrong, value = _bad(array, np.array(-n if negative else 0, np.int32), np.array(n, np.int32))
     if wrong:
-        raise error(f"index {int(value)} is out of bounds for dimension {dim} with size {n}")
+        raise errors.OutOfRangeError(f"index {int(value)} is out of bounds for dimension {dim} with size {n}")
 
 
 def _check_all(self, indices):
@@ -329,8 +329,7 @@ def checked(func, handler):
             if name in _ALONG:
                 what, negative = _ALONG[name]
                 shape, dim = given["self"].shape, given["dim"]
-                error = RuntimeError if name.startswith(("gather", "scatter")) else IndexError  # torch's classes
-                check(given[what], shape[dim] if shape else 1, dim, negative, error)
+                check(given[what], shape[dim] if shape else 1, dim, negative)
             elif name in _FLAT:
                 check(given["index"], given["self"].numel(), 0)
             else:
