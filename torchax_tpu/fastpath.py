@@ -83,8 +83,7 @@ def _source(op, finish, kinds, optional, viewed, entry):
     lines = [f"def {'viewed' if viewed else 'fast'}(args, kwargs):"]
     if entry:
         lines += ["    if kwargs or tracing.active is not None:", "        return general(args, kwargs)"]
-    lines += ["    try:", "        " + ", ".join(f"a{i}" for i in range(n)) + ", = args", "    except ValueError:",
-              "        return elsewhere(args)"]
+    lines += [f"    if len(args) != {n}:", "        return elsewhere(args)", "    " + ", ".join(f"a{i}" for i in range(n)) + ", = args"]
     if listed:
         lines += ["    arrays = []", f"    key = ({n},)"]
     if viewed:

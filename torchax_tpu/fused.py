@@ -96,23 +96,19 @@ def _rms_norm(input, normalized_shape, weight=None, eps=None):
 KERNELS[aten.rms_norm.default] = _rms_norm  # in inference mode ops/norm.py answers
 
 
-def _plain_norm(overload, native):
-    """Without a gradient the statistics that ``native`` would save for it are not made: ``overload`` has one result."""
-    def run(input, *args):
-        if type(input) is not T.Tensor or _len_torch_dispatch_stack() or is_grad_enabled() and (
-                input.requires_grad or any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)):
-            return native(input, *args)
-        handler = getattr(overload, "_torchax_tpu", None) or T.find(overload)
-        return handler((input, *args), {})
-
-    KERNELS[overload] = run
+_plain_layer_norm = aten.layer_norm.default
 
 
-def _native_layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
-    return aten.native_layer_norm.default(input, normalized_shape, weight, bias, eps)[0]
+def _layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    """Without a gradient the statistics that would be saved for it are not made: the op has one result."""
+    if type(input) is not T.Tensor or _len_torch_dispatch_stack() or is_grad_enabled() and (
+            input.requires_grad or weight is not None and weight.requires_grad or bias is not None and bias.requires_grad):
+        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)[0]
+    handler = getattr(_plain_layer_norm, "_torchax_tpu", None) or T.find(_plain_layer_norm)
+    return handler((input, normalized_shape, weight, bias, eps), {})
 
 
-_plain_norm(aten.layer_norm.default, _native_layer_norm)
+KERNELS[aten.layer_norm.default] = _layer_norm
 
 
 # ---------------------------------------------------------------- CTC
