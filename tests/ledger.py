@@ -3,6 +3,21 @@
 Keys are (mode, op full name, dtype name); mode is one of those of oracle.py ("forward", "grad" ...), "module" or "optim".
 """
 
+DTYPES = (
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "complex64",
+    "complex128",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+)  # that are compared
+
 # key -> (rtol, atol, reason)
 TOLERANCES = {
     ("grad", "logcumsumexp", "float32"): (
@@ -178,20 +193,7 @@ EXPECTED_FAILURES["vmap", "chalf", "float32"] = _CHALF
 EXPECTED_FAILURES["vmap", "linspace.tensor_overload", "float32"] = (
     "torch's vmap reads the bounds as CPU scalars, whatever their device"
 )
-for _dtype in (
-    "float32",
-    "float64",
-    "bfloat16",
-    "float16",
-    "complex64",
-    "complex128",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
-):
+for _dtype in DTYPES:
     EXPECTED_FAILURES["out", "narrow_copy", _dtype] = _TWISTED
     for _mode in ("forward", "grad", "gradgrad", "forward_ad", "noncontiguous", "jit", "func_grad"):
         EXPECTED_FAILURES |= {

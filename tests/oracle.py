@@ -16,6 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map
 
 import torchax_tpu
+from tests.ledger import DTYPES  # noqa: F401  (the sweep's)
 
 DEVICE = "jax"
 db.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)  # draws are compared as draws, not frozen
@@ -26,20 +27,6 @@ FOREACH = [
     *db.foreach_reduce_op_db,
     *db.foreach_other_op_db,
 ]
-DTYPES = (
-    "float32",
-    "float64",
-    "bfloat16",
-    "float16",
-    "complex64",
-    "complex128",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint8",
-    "bool",
-)
 
 # Results are draws: compared by distribution. Sampled at each call, whatever the arguments.
 RANDOM = frozenset(
